@@ -8,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
-from bench.api.results import Sweep
-from bench.api.runs import Runs
+
+
 from bench.errors import UserError
-from bench.results import draw
 from bench.results.selection import good_range
 from bench.store.record import RunResult
 from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, write
-from bench.sweeps.sensitivity_plot import describe
+from bench.plots.sweep import sweep_spec
 from tests.conftest import Cli
 
 SEEDS = 6
@@ -69,7 +67,7 @@ def only(results, varied=("opt.lr",), mode="min") -> Curve:
     return curve
 
 
-def make(sweep: Sensitivity) -> Figure:
+def make(sweep: Sensitivity) -> "Figure":
     return draw.make(describe(sweep))
 
 

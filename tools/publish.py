@@ -21,15 +21,14 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from bench.boards.charts import curves
+from bench.plots.curves import curves
+from bench.plots.panels import Figure
 from bench.boards.collect import Collected, collect
 from bench.boards.quality import quality
 from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
 from bench.grammar.values import place
 from bench.output import write
-from bench.results.chart import Chart
-from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.store.record import RunResult, made_on
@@ -298,7 +297,7 @@ def shown() -> Published:
     return Published(found, of_tasks, collect(others) if others.runs else None)
 
 
-def figure(found: Collected) -> Chart:
+def figure(found: Collected) -> Figure:
     """The curves on some tasks, for README.md."""
     chart = curves(found)
     panels = zip(chart.panels, found.problems, strict=True)
@@ -366,7 +365,7 @@ def main() -> int:
             observatory.draw(task, own)
     if there.arms is not None:
         schedules.draw(there.arms)
-    write(FIGURE, picture(figure(there.all), FIGURE.suffix))
+    write(FIGURE, figure(there.all).picture(FIGURE.suffix))
     return 0
 
 

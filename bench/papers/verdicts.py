@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from bench.results import stats
-from bench.results.chart import Array
+from bench.results.stats import Array
 from bench.results.stats import Interval
 from bench.text import cell
 

@@ -1,0 +1,111 @@
+"""The forest plot: the effects of the board `quality` as a picture, a panel for each problem."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Problem
+from bench.boards.quality import judged
+from bench.plots.curves import figure, of_problem
+from bench.plots.panels import Figure, Line, Panel, axis, axis_limits, encodings, faded, number, wrapped
+from bench.plots.theme import GREY, Look
+from bench.results.sequential import LEAST_SEEDS, Comparison
+from bench.text import spanned
+
+_ROW = 17
+"""Pixels of a line of text beside a row."""
+_LETTERS = 30
+"""Letters of a line of text beside a row."""
+
+
+@dataclass(frozen=True)
+class Effects(Panel):
+    """A panel with a row for each optimizer, the best on top; x of its line is the effect, low and high its interval.
+
+    Attributes:
+        verdicts: by name: in words, and whether it is decided.
+        none: the effect of the reference.
+        x_limits: of the effects.
+    """
+
+    verdicts: Mapping[str, tuple[str, bool]] | None = None
+    none: float = 0.0
+    x_limits: tuple[float, float] = (0.0, 1.0)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each optimizer."""
+        rows, (least, most) = [], self.x_limits
+        for line in self.lines:
+            words, decided = (self.verdicts or {})[line.name]
+            ends = [line.low, line.high]
+            bar = {} if ends[0] is None else {k: min(max(float(end[0]), least), most) for k, end in zip(("low", "high"), ends, strict=True) if end is not None}
+            beside = "\n".join(wrapped(f"{line.name}: {words}", _LETTERS, 1))
+            rows.append({"name": line.name, "row": beside, "x": float(line.x[0]), "decided": decided, "verdict": words, **bar})
+        return rows
+
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> dict[str, Any]:
+        """The panel in Vega-Lite; rows name the optimizers, so it has no legend."""
+        rows = self.rows()
+        x = axis("x", self.x, "x" in self.log, self.x_limits)
+        y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelExpr": "split(datum.label, '\\n')", "labelLimit": 0, "ticks": False, "domain": False, "grid": False, "labelLineHeight": 13}}
+        color = encodings(styles, 0)["color"]
+        tip = [{"field": "name"}, {"field": "verdict"}, *(number(name, title) for name, title in (("x", "effect"), ("low", "low"), ("high", "high")))]
+        full = {"condition": {"test": "datum.decided", "value": 1}, "value": 0}
+        layers: list[dict[str, Any]] = [
+            {"data": {"values": [{"x": self.none}]}, "mark": {"type": "rule", "color": GREY, "strokeDash": [4, 2]}, "encoding": {"x": x, "y": {"value": 0}, "y2": {"value": "height"}}},
+            {"mark": {"type": "rule", "strokeWidth": 4}, "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": color, "opacity": faded(live, 0.4), "tooltip": tip}},
+            {"mark": {"type": "point", "filled": False, "fill": "white", "size": 60, "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": color, "opacity": faded(live)}},
+            {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {"x": x, "y": y, "color": color, "fillOpacity": full, "opacity": faded(live), "tooltip": tip}},
+        ]
+        lines = max((row["row"].count("\n") + 1 for row in rows), default=1)
+        return self.framed(layers, {}, view, live=False) | {"height": {"step": _ROW * lines + 6}}
+
+
+def forest(collected: Collected) -> Figure:
+    """Effect of each optimizer against the reference with its interval, the best on top; a panel for each problem."""
+    return figure(collected, [of_problem(problem, _panel(collected, problem)) for problem in collected.problems])
+
+
+def _panel(collected: Collected, problem: Problem) -> Effects:
+    _, verdicts, floor = judged(collected, problem)
+    ref, measure = verdicts.ref, verdicts.measure
+    panel = Effects("effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
+    if ref is None:
+        return replace(panel, notes=[collected.no_reference(problem)])
+    rows: list[tuple[str, Comparison]] = []
+    left_out = []
+    for entry in verdicts.ordered(collected.problems[problem]):
+        of = verdicts.of(entry)
+        if isinstance(of, str):
+            left_out.append(f"{entry.name}: {of}")
+        elif of is not None and of.effect is None:
+            counts = f"{of.lost[0]} of its and {of.lost[1]} of the reference's {of.n} runs have no value"
+            left_out.append(f"{entry.name}: {of.words}; there is no median, since {counts}")
+        elif of is not None:
+            rows.append((entry.name, of))
+    if not rows:
+        return replace(panel, notes=[*left_out] or [f"there is no entry besides the reference {ref.name}"])
+    log, none = measure.log, 1.0 if measure.log else 0.0
+    effects = [of.effect for _, of in rows if of.effect is not None]
+    ends = np.array([(effect.low, effect.high) for effect in effects])
+    ends[(ends <= 0) & log] = -math.inf
+    limits = axis_limits([np.array([effect.mean for effect in effects]), ends, np.array([none])], log, 0.06)
+    lines, words = [], {}
+    for (name, of), effect, interval in zip(rows, effects, ends, strict=True):
+        bar = (interval[:1], interval[1:]) if np.isfinite(interval).any() else ()
+        lines.append(Line(name, np.array([effect.mean]), np.zeros(1), *bar))
+        entry = next(entry for entry in collected.problems[problem] if entry.name == name)
+        words[name] = verdicts.values(entry, of)["verdict"], bool(of.sign)
+    notes = [
+        "points: median over common seeds; filled if the verdict is decided, hollow if not",
+        "bars: intervals of the median, coverage 96 % or more, also when larger seeds are added; unbounded ones reach"
+        f" the edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
+        f"common seeds: {spanned([of.n for _, of in rows])}",
+        *([floor] if floor else []),
+        *left_out,
+    ]
+    return replace(panel, log="x" * log, lines=lines, notes=notes, verdicts=words, none=none, x_limits=limits)

@@ -1,0 +1,382 @@
+"""Figures of panels: the numbers of their lines, as DataFrames, as Vega-Lite, as Altair charts and as files.
+
+pandas and Altair are imported where they are used: each import takes half a second.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bench.plots.theme import FAINT, GREY, HEIGHT, WIDTH, Look, base, looks, picture
+from bench.results.stats import Array
+from bench.text import clean
+
+if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+
+MOST = 1e150
+"""Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis."""
+WORDS = {
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "raw_step": "step size before its cap",
+    "applied_step": "step size",
+    "test_loss": "test loss",
+    "train_error": "training error (fraction)",
+    "test_error": "test error (fraction)",
+}
+"""Axis labels of columns; others have their own name."""
+_NUMBER = (
+    "datum.value == 0 ? '0' : abs(datum.value) >= 1e5 || abs(datum.value) < 1e-3"
+    " ? replace(format(datum.value, '.3~e'), '+', '') : format(datum.value, ',.6~g')"
+)
+"""Labels of ticks, without letters that the font lacks."""
+_SPARSE = f"datum.label ? {_NUMBER} : ''"
+"""On a logarithmic axis, where crowded ticks have no label."""
+_DRAG = "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
+_LETTER = 6.1
+"""Pixels of a letter of a title, on average."""
+
+
+class Line(NamedTuple):
+    """The numbers of a line.
+
+    Attributes:
+        name: legend entry; lines of the same name share colour, dash and marker.
+        x, y: shape (P,); NaN in y interrupts the line.
+        low, high: the ends of its band, shape (P,); infinite ones reach the edge of the panel; None for no band.
+        cross: a point marked with a cross.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+    cross: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A pair of axes with lines.
+
+    Attributes:
+        title: quantity and problem.
+        x, y: labels of the axes, with units.
+        log: which axes are logarithmic: "", "x", "y" or "xy".
+        lines: in the order of drawing; none if there is nothing to show, and the notes say why.
+        notes: meaning of bands, number of seeds, exclusions.
+        limits: of y; None for limits from the data.
+        marks: a marker at each point, at some, or at none.
+        guides: lines for comparison, drawn thin and grey.
+        problem: the name of the problem, if it shows one.
+    """
+
+    title: str
+    x: str
+    y: str
+    log: str = ""
+    lines: Sequence[Line] = ()
+    notes: Sequence[str] = ()
+    limits: tuple[float, float] | None = None
+    marks: str = ""
+    guides: Sequence[Line] = ()
+    problem: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The drawn names."""
+        return list(dict.fromkeys(line.name for line in self.lines))
+
+    @property
+    def frame(self) -> "pd.DataFrame":
+        """The lines in long form: name, line (its number), x, y, low, high."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows(), columns=["name", "line", "x", "y", "low", "high"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The points of all lines; missing numbers are None."""
+        rows = []
+        for k, line in enumerate(self.lines):
+            ends = {"low": line.low, "high": line.high}
+            if self.marks == "some":
+                ends["marked"] = _marked(line.x, "x" in self.log, (k + 0.5) / len(self.lines))
+            numbers = {"x": line.x, "y": line.y} | {name: end for name, end in ends.items() if end is not None}
+            columns = {name: self._finite(values, name == "x") for name, values in numbers.items()}
+            rows += [
+                {"name": line.name, "line": k} | dict(zip(columns, values, strict=True))
+                for values in zip(*columns.values(), strict=True)
+            ]
+        return rows
+
+    def _finite(self, values: Array, x: bool) -> list[float | None]:
+        """Numbers for JSON; infinite ends of bands are at the edge of the panel."""
+        low, high = (None, None) if x or self.limits is None else self.limits
+        edges = np.nan_to_num(values, nan=np.nan, posinf=high or MOST, neginf=-MOST if low is None else low)
+        return [None if math.isnan(value) else float(f"{value:.6g}") for value in np.clip(edges, -MOST, MOST)]
+
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> dict[str, Any]:
+        """The panel in Vega-Lite, without its data.
+
+        Args:
+            styles: of all names in the legend.
+            view: a name for it.
+            columns: panels below the legend; without any, there is none.
+            live: show values at the pointer, zoom on shift and wheel, fade what the legend's clicked name is not.
+        """
+        x, y = axis("x", self.x, "x" in self.log), axis("y", self.y, "y" in self.log, self.limits)
+        by = encodings(styles, columns, marks=bool(self.marks))
+        opacity = faded(live)
+        color, dash, width, shape = (by[name] for name in ("color", "strokeDash", "strokeWidth", "shape"))
+        layers = []
+        if any(line.low is not None for line in self.lines):
+            ends = {"y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color, "opacity": faded(live, 0.16)}
+            layers.append({"mark": {"type": "area", "clip": True}, "encoding": ends})
+        own = {"y": y, "color": color, "strokeDash": dash, "strokeWidth": width, "opacity": opacity}
+        layers.append({"mark": {"type": "line", "clip": True, "strokeJoin": "round"}, "encoding": own})
+        if self.marks:
+            own = {"y": y, "color": color, "shape": shape, "opacity": opacity}
+            point = {"mark": {"type": "point", "filled": True, "size": 34, "clip": True}, "encoding": own}
+            layers.append(point | ({"transform": [{"filter": "datum.marked"}]} if self.marks == "some" else {}))
+        for line in self.lines:
+            if line.cross is not None:
+                layers.append(_at(line.cross, {"x": x, "y": y}, styles[line.name].color, "M-1,-1L1,1M-1,1L1,-1"))
+        for k, guide in enumerate(self.guides):
+            layers += _guide(guide, {"x": x, "y": y}, k)
+        if live:
+            tip = [{"field": "name", "title": "name"}]
+            tip += [number(name, title) for name, title in (("x", self.x), ("y", self.y))]
+            tip += [number(end, end) for end in ("low", "high") if any(line.low is not None for line in self.lines)]
+            hover = {"y": y, "color": color | {"legend": None}, "tooltip": tip}
+            layers.append({"mark": {"type": "point", "opacity": 0, "filled": True, "size": 90}, "encoding": hover})
+        return self.framed(layers, {"x": x, "detail": {"field": "line", "type": "nominal"}}, view, live=live)
+
+    def framed(self, layers: list[dict[str, Any]], shared: dict[str, Any], view: str, *, live: bool) -> dict[str, Any]:
+        """Layers as a view with its title; the first is named, for the parameters of a figure."""
+        layers[0]["name"] = view
+        if live:
+            zoom = {"type": "interval", "zoom": "wheel![event.shiftKey]", "translate": _DRAG}
+            layers[0]["params"] = [{"name": f"zoom_{view}", "select": zoom, "bind": "scales"}]
+        title = wrapped(self.title, WIDTH)
+        return {"title": title, "width": WIDTH, "height": HEIGHT, "encoding": shared, "layer": layers}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with one legend and a caption.
+
+    Attributes:
+        panels: row by row; those without lines are not drawn.
+        series: all names, drawn or not, in the legend's order, with the optimizer of each.
+        ours: the reader's own optimizers.
+        columns: panels per row.
+        caption: text below the panels; None for their notes.
+        ordered: the names are levels of one quantity.
+        watermark: large and pale text across each panel.
+    """
+
+    panels: Sequence[Panel]
+    series: Mapping[str, str] = field(default_factory=dict)
+    ours: frozenset[str] = frozenset()
+    columns: int = 2
+    caption: str | None = None
+    ordered: bool = False
+    watermark: str = ""
+
+    @property
+    def drawn(self) -> list[Panel]:
+        """The panels with something to show."""
+        return [panel for panel in self.panels if panel.lines]
+
+    @cached_property
+    def styles(self) -> dict[str, Look]:
+        """The looks of all names, drawn or not."""
+        names = {name: name for panel in self.panels for name in panel.names}
+        return looks({**self.series, **{k: v for k, v in names.items() if k not in self.series}}, self.ours, self.ordered)
+
+    def spec(self, *, live: bool = True) -> dict[str, Any]:
+        """The figure in Vega-Lite."""
+        panels = self.drawn
+        names = {name for panel in panels for name in panel.names}
+        styles = {name: look for name, look in self.styles.items() if name in names}
+        views, columns = [], min(self.columns, len(panels))
+        for k, panel in enumerate(panels):
+            view = panel.spec(styles, f"view{k}", columns, live=live) | {"data": {"values": panel.rows()}}
+            if len(panels) > 1:
+                view["title"] = wrapped(f"({letter(k)}) {panel.title}", WIDTH)
+            if self.watermark:
+                view["layer"].append(_watermark(self.watermark))
+            views.append(view)
+        text = caption(panels) if self.caption is None else self.caption
+        return base() | {
+            "columns": columns,
+            "concat": views,
+            "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")},
+            **({"title": titled(text, columns * (WIDTH + 50))} if text else {}),
+            **({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live else {}),
+        }
+
+    def chart(self) -> "alt.ConcatChart":
+        """The figure as an Altair chart: interactive in a notebook, and `.save("x.png")` writes a file."""
+        import altair as alt
+
+        return alt.ConcatChart.from_dict(self.spec(), validate=False)
+
+    def picture(self, ending: str) -> bytes:
+        """The content of a file with this ending; only HTML is interactive."""
+        return picture(self.spec(live=ending.lower() == ".html"), ending)
+
+
+def titled(text: str, pixels: float) -> dict[str, Any]:
+    """A caption below all panels."""
+    place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14}
+    look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555", "lineHeight": 13}
+    return {"text": wrapped(text, pixels, 4.9), **place, **look}
+
+
+def isolate(views: Sequence[str]) -> dict[str, Any]:
+    """The parameter of a legend whose clicks isolate a name in these views."""
+    return {"name": "isolate", "select": {"type": "point", "fields": ["name"]}, "bind": "legend", "views": [*views]}
+
+
+def faded(live: bool, full: float = 1) -> dict[str, Any]:
+    """The opacity of names, fainter for those that the legend's click has not chosen."""
+    chosen = {"condition": {"param": "isolate", "value": full}, "value": full * FAINT}
+    return chosen if live else {"value": full}
+
+
+def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> dict[str, Any]:
+    """A quantitative axis."""
+    scale: dict[str, Any] = {"zero": False, "nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {})
+    if limits is not None:
+        scale |= {"domain": [*limits], "padding": 0}
+    words: dict[str, Any] = {"labelExpr": _SPARSE if log else _NUMBER}
+    if log:
+        words |= {part: {"condition": {"test": "datum.label", "value": 1}, "value": 0} for part in ("gridOpacity", "tickOpacity")}
+    words |= {"title": wrapped(title, WIDTH if which == "x" else HEIGHT)}
+    return {"field": which, "type": "quantitative", "scale": scale, "axis": words}
+
+
+def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = False) -> dict[str, dict[str, Any]]:
+    """Colour, dash, width and shape by name, and the legend.
+
+    Args:
+        styles: of all names.
+        columns: panels below the legend; without any, there is none.
+        marks: whether it shows shapes, in place of dashes.
+    """
+    longest = max((min(len(name), 55) for name in styles), default=1)
+    across = max(1, min(len(styles), int(columns * (WIDTH + 50) / (58 + 6 * longest))))
+    box: dict[str, Any] = {"orient": "top", "symbolOpacity": 1, "columns": across}
+    box |= {"symbolSize": 70, "symbolStrokeWidth": 0} if marks else {"symbolType": "stroke"}
+    silent = {"shape"} if not marks else {"strokeDash", "strokeWidth"}
+    values = zip(*styles.values(), strict=True) if styles else [[], [], [], []]
+    return {
+        channel: {
+            "field": "name",
+            "type": "nominal",
+            "scale": {"domain": [*styles], "range": [*each]},
+            "legend": box if columns and channel not in silent else None,
+        }
+        for channel, each in zip(("color", "strokeDash", "shape", "strokeWidth"), values, strict=True)
+    }
+
+
+def number(name: str, title: str) -> dict[str, Any]:
+    """A number in a tooltip."""
+    return {"field": name, "type": "quantitative", "title": title, "format": ".4~g"}
+
+
+def _at(place: tuple[float, float], axes: Mapping[str, Any], color: str, shape: str) -> dict[str, Any]:
+    mark = {"type": "point", "shape": shape, "size": 60, "color": color, "strokeWidth": 1.6, "filled": False, "clip": True}
+    return {"data": {"values": [dict(zip("xy", place, strict=True))]}, "mark": mark, "encoding": {**axes}}
+
+
+def _guide(line: Line, axes: Mapping[str, Any], k: int) -> list[dict[str, Any]]:
+    """A thin line with its name at its end."""
+    values = [{"x": float(x), "y": float(y)} for x, y in zip(line.x, line.y, strict=True)]
+    dash = ([4, 2], [1, 2], [7, 2, 2, 2], [1, 0])[k % 4]
+    mark = {"type": "line", "color": GREY, "strokeWidth": 1, "strokeDash": dash, "clip": True}
+    text = {"type": "text", "text": clean(line.name), "align": "right", "dy": -7, "color": "#555555"}
+    return [
+        {"data": {"values": values}, "mark": mark, "encoding": {**axes}},
+        {"data": {"values": values[-1:]}, "mark": text, "encoding": {**axes}},
+    ]
+
+
+def _watermark(text: str) -> dict[str, Any]:
+    size = min(60, 1.5 * WIDTH / max(1, len(text)))
+    mark = {"type": "text", "text": text, "fontSize": size, "angle": -25, "opacity": 0.25, "color": GREY}
+    return {"data": {"values": [{}]}, "mark": mark, "encoding": {"x": {"value": WIDTH / 2}, "y": {"value": HEIGHT / 2}}}
+
+
+def wrapped(text: str, pixels: float, letter: float = _LETTER) -> list[str]:
+    """Lines of this width."""
+    tied = clean(text.replace("\n", "\v")).replace("\v", "\n") if "\n" in text else clean(text)
+    parts = [textwrap.wrap(part, max(8, int(pixels / letter)), break_on_hyphens=False) for part in tied.split("\n")]
+    return [line for part in parts for line in part] or [""]
+
+
+def _marked(x: Array, log: bool, phase: float) -> Array:
+    """1 at six points, even over the line, with another offset for each line, and 0 at the others."""
+    place = np.log(x) if log else x
+    wanted = place[0] + (place[-1] - place[0]) * (np.arange(6) + 0.1 + 0.8 * phase) / 6
+    marked = np.zeros(len(x))
+    marked[[int(np.abs(place - value).argmin()) for value in wanted] if len(x) > 2 else slice(None)] = 1
+    return marked
+
+
+def letter(k: int) -> str:
+    """The letter of the k-th panel: a, b, ..., z, aa."""
+    return chr(ord("a") + k) if k < 26 else f"{letter(k // 26 - 1)}{letter(k % 26)}"
+
+
+def caption(panels: Sequence[Panel]) -> str:
+    """The panels' notes as sentences: common notes once, others after the letters of their panels."""
+    letters: dict[str, list[str]] = {}
+    for k, panel in enumerate(panels):
+        for line in panel.notes:
+            letters.setdefault(line, []).append(f"({letter(k)})")
+    notes: dict[str, list[str]] = {}
+    for line, of in letters.items():
+        notes.setdefault("" if len(of) == len(panels) else ", ".join(of), []).append(line)
+    words = {of: "; ".join(text) for of, text in notes.items()}
+    return " ".join(f"{of}: {text}." if of else f"{text[0].upper()}{text[1:]}." for of, text in words.items())
+
+
+def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
+    """An axis's limits: a floor above the lowest value cuts it off, unless that would leave nothing.
+
+    No axis exceeds `MOST`; a diverged loss may.
+    """
+    every = np.concatenate([np.ravel(array) for array in values] or [np.empty(0)])
+    every = every[np.isfinite(every)]
+    if not every.size:
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    least = 1 / MOST if log else -MOST
+    low, high = (min(max(float(end), least), MOST) for end in (every.min(), every.max()))
+    cut = floor is not None and low < floor < high
+    low = floor if cut and floor is not None else low
+    a, b = (math.log(low), math.log(high)) if log else (low, high)
+    pad = margin * (b - a) or (0.5 if log else 0.1 * abs(b) or 1)
+    pad = min(pad, 2) if log else pad
+    a, b = (a if cut else a - pad), b + pad
+    return (math.exp(a), math.exp(b)) if log else (a, b)
+
+
+def thinned(x: Array, log: bool, most: int) -> "np.ndarray":
+    """Indices of at most `most` points, even over the axis, or in their order if x is not ascending; both ends stay."""
+    if len(x) <= most:
+        return np.arange(len(x))
+    if np.any(np.diff(x) < 0):
+        return np.linspace(0, len(x) - 1, most).round().astype(int)
+    place = np.log(x) if log else x
+    wanted = np.linspace(place[0], place[-1], most)
+    return np.unique(np.append(np.searchsorted(place, wanted[:-1]), len(x) - 1))
