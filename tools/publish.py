@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from bench.plots.curves import curves
 from bench.plots.panels import Figure
 from bench.boards.collect import Collected, collect
+from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
 from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
@@ -48,12 +49,7 @@ FOLDER, FIGURE = Path("results/reference/runs"), Path("docs/_static/reference.pn
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
-MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", "reference": "ref."}
 VERBS = {"▲": ("beats", "beat"), "▼": ("loses to", "lose to")}
-LEGEND = (
-    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
-    "A dash: not run, or tuning found no usable setting.",
-)
 NAMES = {"adam": "Adam", "adamw": "AdamW", "momo": "MoMo", "muon": "Muon"}
 """Names of optimizers that are not in capitals."""
 
@@ -209,14 +205,9 @@ def _by_optimizer(columns: Mapping[str, _Column], values: bool) -> list[str]:
     for task, column in columns.items():
         for row in column.table.rows:
             value = f"{cell(row[column.key])} " * values
-            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + _mark(row)
+            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + mark_of(row.get("verdict"))
     titles = [Column(task, task + f": {column.title}" * values) for task, column in columns.items()]
     return markdown_table(Table("", [Column("opt", "optimizer"), *titles], [rows[opt] for opt in sorted(rows)]))
-
-
-def _mark(row: Mapping[str, Any]) -> str:
-    """The mark of a verdict, whichever optimizer diverges more often."""
-    return MARKS.get(str(row.get("verdict")).partition(", ")[0], "?")
 
 
 def text(found: Collected) -> str:
@@ -232,7 +223,7 @@ def _findings(columns: Mapping[str, _Column]) -> list[str]:
     for task, column in columns.items():
         reference = next((row["opt"] for row in column.table.rows if row["is_reference"]), "")
         for row in column.table.rows:
-            marks.setdefault((reference, row["opt"]), {})[task] = _mark(row)
+            marks.setdefault((reference, row["opt"]), {})[task] = mark_of(row.get("verdict"))
     names: dict[tuple[str, str], list[str]] = {}
     for mark in VERBS:
         for (reference, opt), of in marks.items():
@@ -257,7 +248,7 @@ def details(found: Collected) -> str:
     reasons: dict[tuple[str, str], list[str]] = {}
     for task, column in columns.items():
         for row in column.table.rows:
-            if _mark(row) == "?":
+            if mark_of(row.get("verdict")) == "?":
                 reasons.setdefault((task, row["verdict"].removeprefix("not compared: ")), []).append(row["opt"])
     notes = [f"No verdict for {listed(opts)} on {task}: {why}." for (task, why), opts in reasons.items()]
     notes += [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]

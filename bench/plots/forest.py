@@ -12,7 +12,7 @@ from bench.boards.entries import Problem
 from bench.boards.quality import judged
 from bench.plots.curves import figure, of_problem
 from bench.plots.panels import Figure, Line, Panel, axis, axis_limits, encodings, faded, number, wrapped
-from bench.plots.theme import GREY, Look
+from bench.plots.theme import GREY, WIDTH, Look
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.text import spanned
 
@@ -51,6 +51,7 @@ class Effects(Panel):
         """The panel in Vega-Lite; rows name the optimizers, so it has no legend."""
         rows = self.rows()
         x = axis("x", self.x, "x" in self.log, self.x_limits)
+        x["axis"]["title"] = wrapped(self.x, 0.7 * WIDTH)  # names take room beside it
         y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelExpr": "split(datum.label, '\\n')", "labelLimit": 0, "ticks": False, "domain": False, "grid": False, "labelLineHeight": 13}}
         color = encodings(styles, 0)["color"]
         tip = [{"field": "name"}, {"field": "verdict"}, *(number(name, title) for name, title in (("x", "effect"), ("low", "low"), ("high", "high")))]
@@ -58,11 +59,11 @@ class Effects(Panel):
         layers: list[dict[str, Any]] = [
             {"data": {"values": [{"x": self.none}]}, "mark": {"type": "rule", "color": GREY, "strokeDash": [4, 2]}, "encoding": {"x": x, "y": {"value": 0}, "y2": {"value": "height"}}},
             {"mark": {"type": "rule", "strokeWidth": 4}, "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": color, "opacity": faded(live, 0.4), "tooltip": tip}},
-            {"mark": {"type": "point", "filled": False, "fill": "white", "size": 60, "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": color, "opacity": faded(live)}},
+            {"mark": {"type": "point", "filled": False, "fill": "#ffffff", "size": 60, "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": color, "opacity": faded(live)}},
             {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {"x": x, "y": y, "color": color, "fillOpacity": full, "opacity": faded(live), "tooltip": tip}},
         ]
         lines = max((row["row"].count("\n") + 1 for row in rows), default=1)
-        return self.framed(layers, {}, view, live=False) | {"height": {"step": _ROW * lines + 6}}
+        return self.framed(layers, {}, view, live=False) | {"height": len(rows) * (_ROW * lines + 6)}
 
 
 def forest(collected: Collected) -> Figure:

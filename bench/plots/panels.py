@@ -154,7 +154,7 @@ class Panel:
             tip = [{"field": "name", "title": "name"}]
             tip += [number(name, title) for name, title in (("x", self.x), ("y", self.y))]
             tip += [number(end, end) for end in ("low", "high") if any(line.low is not None for line in self.lines)]
-            hover = {"y": y, "color": color | {"legend": None}, "tooltip": tip}
+            hover = {"y": y, "color": color, "tooltip": tip}
             layers.append({"mark": {"type": "point", "opacity": 0, "filled": True, "size": 90}, "encoding": hover})
         return self.framed(layers, {"x": x, "detail": {"field": "line", "type": "nominal"}}, view, live=live)
 
@@ -276,12 +276,12 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
     across = max(1, min(len(styles), int(columns * (WIDTH + 50) / (58 + 6 * longest))))
     box: dict[str, Any] = {"orient": "top", "symbolOpacity": 1, "columns": across}
     box |= {"symbolSize": 70, "symbolStrokeWidth": 0} if marks else {"symbolType": "stroke"}
-    silent = {"shape"} if not marks else {"strokeDash", "strokeWidth"}
+    silent = {"strokeWidth", "strokeDash" if marks else "shape"}
     values = zip(*styles.values(), strict=True) if styles else [[], [], [], []]
     return {
         channel: {
             "field": "name",
-            "type": "nominal",
+            "type": "ordinal" if channel == "strokeWidth" else "nominal",
             "scale": {"domain": [*styles], "range": [*each]},
             "legend": box if columns and channel not in silent else None,
         }

@@ -1,6 +1,7 @@
 """The look of all charts: a colour and a dash for each optimizer, fonts, sizes, files."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from itertools import cycle
@@ -147,19 +148,47 @@ def check_ending(path: Path) -> None:
 
 
 def picture(spec: Mapping[str, Any], ending: str) -> bytes:
-    """The content of a file with this Vega-Lite chart; the same chart gives the same bytes. A PNG has 300 dpi."""
+    """The content of a file with this Vega-Lite chart.
+
+    A PNG has 300 dpi. The same chart gives the same bytes, except as PDF, in which the order of objects varies.
+    """
     import vl_convert
 
     text = json.dumps(spec)
     match ending.lower():
         case ".png":
             return _small(vl_convert.vegalite_to_png(text, scale=DPI / SCREEN))
-        case ".pdf":
-            return vl_convert.vegalite_to_pdf(text)
-        case ".svg":
-            return vl_convert.vegalite_to_svg(text).encode()
-        case _:
-            return vl_convert.vegalite_to_html(text.replace("<", "\\u003c"), bundle=True).encode()
+        case ".html":
+            return _PAGE.format(vega=vega(), spec=script_json(spec)).encode()
+    svg = _numbered(vl_convert.vegalite_to_svg(text))
+    return svg.encode() if ending.lower() == ".svg" else vl_convert.svg_to_pdf(svg)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Chart</title><body><div id="chart"></div>
+<script type="module">{vega}</script>
+<script type="module">vegaEmbed("#chart", {spec}, {{ast: true, renderer: "svg"}});</script></body></html>
+"""
+
+
+def vega() -> str:
+    """The scripts that draw Vega-Lite in a page, with `vegaEmbed`; with its option `ast` it needs no `eval`."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def script_json(data: Any) -> str:
+    """JSON in a script of a page: no name can end the script."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _numbered(svg: str) -> str:
+    """The SVG with ids that count from 0; Vega's count all charts of the process."""
+    places = dict.fromkeys(re.findall(r'id="(?:clip|gradient_?)(\d+)"', svg))
+    order = {number: str(k) for k, number in enumerate(places)}
+    return re.sub(r'((?:id="|url\(#)(?:clip|gradient_?))(\d+)', lambda m: m[1] + order.get(m[2], m[2]), svg)
 
 
 def _small(image: bytes) -> bytes:
