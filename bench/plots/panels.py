@@ -155,7 +155,7 @@ class Panel:
             tip += [number(name, title) for name, title in (("x", self.x), ("y", self.y))]
             tip += [number(end, end) for end in ("low", "high") if any(line.low is not None for line in self.lines)]
             hover = {"y": y, "color": color, "tooltip": tip}
-            layers.append({"mark": {"type": "point", "opacity": 0, "filled": True, "size": 90}, "encoding": hover})
+            layers.append({"mark": {"type": "point", "opacity": 0, "filled": True, "size": 200}, "encoding": hover})
         return self.framed(layers, {"x": x, "detail": {"field": "line", "type": "nominal"}}, view, live=live)
 
     def framed(self, layers: list[dict[str, Any]], shared: dict[str, Any], view: str, *, live: bool) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def faded(live: bool, full: float = 1) -> dict[str, Any]:
 
 def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> dict[str, Any]:
     """A quantitative axis."""
-    scale: dict[str, Any] = {"zero": False, "nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {})
+    scale: dict[str, Any] = {"nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {"zero": False})
     if limits is not None:
         scale |= {"domain": [*limits], "padding": 0}
     words: dict[str, Any] = {"labelExpr": _SPARSE if log else _NUMBER}
@@ -276,17 +276,19 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
     across = max(1, min(len(styles), int(columns * (WIDTH + 50) / (58 + 6 * longest))))
     box: dict[str, Any] = {"orient": "top", "symbolOpacity": 1, "columns": across}
     box |= {"symbolSize": 70, "symbolStrokeWidth": 0} if marks else {"symbolType": "stroke"}
-    silent = {"strokeWidth", "strokeDash" if marks else "shape"}
     values = zip(*styles.values(), strict=True) if styles else [[], [], [], []]
-    return {
+    by = {
         channel: {
             "field": "name",
             "type": "ordinal" if channel == "strokeWidth" else "nominal",
             "scale": {"domain": [*styles], "range": [*each]},
-            "legend": box if columns and channel not in silent else None,
+            "legend": box if columns else None,
         }
         for channel, each in zip(("color", "strokeDash", "shape", "strokeWidth"), values, strict=True)
     }
+    if len(widths := {look.width for look in styles.values()}) == 1:
+        by["strokeWidth"] = {"value": widths.pop()}
+    return by
 
 
 def number(name: str, title: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _tables(
     """The tables about a problem: their titles begin with its name."""
     longer = [p.name for p in problems if p.name != problem.name and p.name.startswith(problem.name)]
     return [
-        {"board": board.title, **_table(table, place_of)}
+        {"board": f"{board.title}{table.title.removeprefix(problem.name)}", **_table(table, place_of)}
         for board in boards
         for table in board.tables
         if table.title.startswith(problem.name) and not table.title.startswith(tuple(longer)) and table.rows

@@ -21,6 +21,8 @@ _COLOURS = (
 )  # fmt: skip
 """Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white, then
 Tol's olive, indigo, a grey, and his teal, brown and purple."""
+_OURS = ("#C2185B", "#4A148C", "#00838F")
+"""Colours of the reader's own optimizers, which no other has."""
 _BUILT_IN = (
     "adamw", "muon", "sgdm", "sngd", "gd", "ngd", "adam", "sps", "sgd", "momo", "sfadamw", "ps",
 )  # fmt: skip
@@ -93,11 +95,13 @@ def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = F
     series = dict(sorted(series.items(), key=lambda item: item[1] not in ours))
     groups = {opt: [name for name in series if series[name] == opt] for opt in dict.fromkeys(series.values())}
     fixed = {opt: _BUILT_IN.index(opt) for opt in groups if opt in _BUILT_IN}
-    free = cycle([i for i in range(len(_COLOURS)) if i not in fixed.values()])
+    unused = [i for i in range(len(_COLOURS)) if i not in fixed.values()]
+    free, own = cycle(sorted(unused, key=lambda i: i < len(_BUILT_IN))), cycle(_OURS)
     drawn: dict[str, Look] = {}
     for opt, names in groups.items():
         first = fixed[opt] if opt in fixed else next(free)
-        for k, (name, color) in enumerate(zip(names, _shades(_COLOURS[first], len(names)), strict=True)):
+        colour = next(own) if opt in ours else _COLOURS[first]
+        for k, (name, color) in enumerate(zip(names, _shades(colour, len(names)), strict=True)):
             dash = _SOLID if opt in ours and not k else _DASHES[(first + 5 * k) % len(_DASHES)]
             drawn[name] = Look(color, dash, _SHAPES[(first + k) % len(_SHAPES)], 3 if opt in ours else 1.6)
     if not ordered:
