@@ -336,8 +336,10 @@ def test_charts_show_values_isolate_a_name_and_obey_the_filter(chromium: Chromiu
         assert tab.evaluate('document.querySelectorAll("tr[data-opt=sgd]:not([hidden])").length') == 0
         assert tab.evaluate('document.querySelector("#problem-0").hidden')
         tab.evaluate("document.querySelector('.chip[data-task=\"0\"]').click()")
-        tab.evaluate('(async () => { while (document.querySelectorAll("#curves-0 .mark-line path").length != 1)'
-                     " await new Promise((done) => setTimeout(done, 20)); })()")
+        tab.evaluate(
+            '(async () => { while (document.querySelectorAll("#curves-0 .mark-line path").length != 1)'
+            " await new Promise((done) => setTimeout(done, 20)); })()"
+        )
         assert tab.complaints == []
 
 

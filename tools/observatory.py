@@ -5,8 +5,8 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.boards import BOARDS
-from bench.plots.curves import attention, stability
 from bench.boards.collect import Collected
+from bench.plots.curves import attention, stability
 from bench.results.render import markdown
 from bench.results.table import Table
 from bench.text import cell, listed

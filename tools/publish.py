@@ -19,10 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bench.plots.curves import curves
-from bench.plots.panels import Figure
 from bench.boards.collect import Collected, collect
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
@@ -30,6 +28,8 @@ from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
 from bench.grammar.values import place
 from bench.output import write
+from bench.plots.curves import curves
+from bench.plots.panels import Figure
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.store.record import RunResult, made_on

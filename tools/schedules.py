@@ -4,11 +4,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from bench.plots.curves import curves
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import Verdicts, lost
+from bench.plots.curves import curves
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.text import listed

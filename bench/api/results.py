@@ -240,7 +240,9 @@ class Comparison:
         """
         chart = self.ranking.forest
         if chart is None or not chart.drawn:
-            raise UserError("nothing to draw: " + ("no fresh seeds" if chart is None else "; ".join(chart.panels[0].notes)))
+            raise UserError(
+                "nothing to draw: " + ("no fresh seeds" if chart is None else "; ".join(chart.panels[0].notes))
+            )
         return altair_chart(chart.spec())
 
     def __str__(self) -> str:

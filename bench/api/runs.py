@@ -227,8 +227,7 @@ class Runs(Sequence[Run]):
         `engine`, `begun`, and each setting in dotted form. Missing settings are null. Lists, and settings with values
         of several types, are text.
         """
-        import altair as alt
-    import pyarrow as pa
+        import pyarrow as pa
 
         kinds: dict[str, pa.DataType] = {
             "run_id": pa.string(),
@@ -260,7 +259,8 @@ class Runs(Sequence[Run]):
         """
         if not self._runs:
             raise UserError("there are no runs to draw")
-        named = [(_label(run, self._runs), run.opt, run.tables | {"evaluations": run.evaluations}) for run in self._runs]
+        tables = [{**run.tables, "evaluations": run.evaluations} for run in self._runs]
+        named = [(_label(run, self._runs), run.opt, read) for run, read in zip(self._runs, tables, strict=True)]
         return altair_chart(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column).spec())
 
     def __repr__(self) -> str:

@@ -83,6 +83,7 @@ def warn(stores: Any, collected: Any) -> int:
 
 
 def left_out(stores: Any, collected: Any) -> dict[str, list[str]]:
+    """What is damaged or excluded, for JSON."""
     return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *collected.damaged])), "notes": collected.notes}
 
 

@@ -286,9 +286,9 @@ class Ranking(NamedTuple):
 
 def ranking(results: "Sequence[StudyResult]", args: Args) -> Ranking:
     """The ranked tables of the results of these studies."""
-    from bench.plots.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
+    from bench.plots.forest import forest
     from bench.tuning.suite import by_task
 
     ranked = [entries for of_task in by_task(results).values() if (entries := _ranked(of_task, args)) is not None]

@@ -343,7 +343,8 @@ _ALL = (
             _out("ends in .png, .pdf, .svg or .html", "FILE"),
             Option("y", "for curves: a column such as grad_norm or alignment, or an evaluated quantity such as"
                    " accuracy or val_loss (default loss)", "COLUMN"),
-            Option("x", "for curves: steps (default), epochs or seconds", "AXIS", choices=("steps", "epochs", "seconds")),
+            Option("x", "for curves: steps (default), epochs or seconds", "AXIS",
+                   choices=("steps", "epochs", "seconds")),
             Option("no-caption", "omit the text below the panels and the title of a single panel"),
             JSON, *_CHOICE,
         ),

@@ -11,7 +11,7 @@ from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding
-from bench.plots.panels import WORDS, Figure, Line, axis_limits, letter, titled
+from bench.plots.panels import WORDS, Figure, Line, axis_limits, layer, letter, titled
 from bench.plots.panels import Panel as Drawing
 from bench.plots.theme import base
 from bench.results.stats import Array
@@ -154,8 +154,6 @@ def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
     return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."
 
 
-
-
 _MARKS = {
     "holds": ("#009E73", "circle"),
     "faster than claimed": ("#0072B2", "triangle-up"),
@@ -190,16 +188,16 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
     scales = dict(zip(("color", "shape"), map(list, zip(*_MARKS.values(), strict=True)), strict=True))
     x = {"field": "at", "type": "nominal", "sort": None, "title": ", ".join(map(_short, rest)) or None}
     y = {"field": "claim", "type": "nominal", "sort": None, "title": None, "axis": {"grid": True, "labelLimit": 400}}
-    marks = {
-        channel: {"field": "verdict", "type": "nominal", "scale": {"domain": [*_MARKS], "range": values}, "legend": {"orient": "top", "symbolSize": 90}}
-        for channel, values in scales.items()
-    }
+    of = {"field": "verdict", "type": "nominal", "legend": {"orient": "top", "symbolSize": 90}}
+    marks = {channel: of | {"scale": {"domain": [*_MARKS], "range": values}} for channel, values in scales.items()}
+    drawn = layer("point", dict(x=x, y=y, **marks), filled=True, size=90)
+    about = "A mark for each claim at each combination of the constants, with Holm's correction over these."
     return base() | {
         "data": {"values": rows},
-        "facet": {"field": "panel", "type": "nominal", "sort": None, "title": None, "header": {"labelFontWeight": "bold"}},
+        "facet": {"field": "panel", "type": "nominal", "sort": None, "title": None},
         "columns": 2,
-        "spec": {"mark": {"type": "point", "filled": True, "size": 90}, "width": {"step": 26}, "height": {"step": 20}, "encoding": {"x": x, "y": y, **marks}},
-        "title": titled("A mark for each claim at each combination of the constants, with Holm's correction over these.", 500),
+        "spec": drawn | dict(width={"step": 26}, height={"step": 20}),
+        "title": titled(about, 500),
     }
 
 

@@ -15,7 +15,7 @@ from bench.papers.arms import Arm
 from bench.plots.panels import Line, thinned
 from bench.results.stats import Array
 
-MOST_POINTS = 1000
+MOST_POINTS = 2000
 
 
 class Described(NoBooleans):

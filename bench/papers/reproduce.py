@@ -21,8 +21,8 @@ from bench.papers.experiments import DERIVED, Experiment, Settings, load
 from bench.papers.figure_chart import constants_map, describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
-from bench.progress import SweepProgress, doing
 from bench.plots.theme import write_pictures
+from bench.progress import SweepProgress, doing
 from bench.store.files import replacing
 from bench.store.record import RunResult
 from bench.store.store import Store

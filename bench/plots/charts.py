@@ -1,5 +1,4 @@
-"""All kinds of charts: of studies and of targets here; curves, step sizes and observations in `curves.py`; effects in
-`forest.py`."""
+"""All kinds of charts, and those of studies and of targets."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,9 +65,7 @@ def _joined(drawn: Sequence[_Drawn]) -> _Drawn:
     return [line for lines, _ in drawn for line in lines], [note for _, notes in drawn for note in notes]
 
 
-def _scores(
-    problem: Problem, title: str, x: str, y: str, log: str, lines: list[Line], notes: Sequence[str]
-) -> Panel:
+def _scores(problem: Problem, title: str, x: str, y: str, log: str, lines: list[Line], notes: Sequence[str]) -> Panel:
     """A panel of scores; without lines that have no place on a logarithmic axis."""
     log += log_axis([line.y for line in lines])
     kept = [line for line in lines if "y" not in log or (line.y > 0).all()]

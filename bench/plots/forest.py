@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Problem
 from bench.boards.quality import judged
 from bench.plots.curves import figure, of_problem
-from bench.plots.panels import Figure, Line, Panel, axis, axis_limits, encodings, faded, number, wrapped
+from bench.plots.panels import Figure, Line, Panel, Spec, axis, axis_limits, encodings, layer, number, wrapped
 from bench.plots.theme import GREY, WIDTH, Look
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.text import spanned
@@ -32,38 +31,40 @@ class Effects(Panel):
         x_limits: of the effects.
     """
 
-    verdicts: Mapping[str, tuple[str, bool]] | None = None
+    verdicts: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     none: float = 0.0
     x_limits: tuple[float, float] = (0.0, 1.0)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Spec]:
         """A row for each optimizer."""
-        rows, (least, most) = [], self.x_limits
+        rows = []
         for line in self.lines:
-            words, decided = (self.verdicts or {})[line.name]
-            ends = [line.low, line.high]
-            bar = {} if ends[0] is None else {k: min(max(float(end[0]), least), most) for k, end in zip(("low", "high"), ends, strict=True) if end is not None}
+            words, decided = self.verdicts[line.name]
             beside = "\n".join(wrapped(f"{line.name}: {words}", _LETTERS, 1))
-            rows.append({"name": line.name, "row": beside, "x": float(line.x[0]), "decided": decided, "verdict": words, **bar})
+            row = dict(name=line.name, row=beside, verdict=words, decided=decided, x=float(line.x[0]))
+            ends = {name: end for name, end in (("low", line.low), ("high", line.high)) if end is not None}
+            rows.append(row | {name: float(np.clip(end[0], *self.x_limits)) for name, end in ends.items()})
         return rows
 
-    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> dict[str, Any]:
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> Spec:
         """The panel in Vega-Lite; rows name the optimizers, so it has no legend."""
-        rows = self.rows()
-        x = axis("x", self.x, "x" in self.log, self.x_limits)
+        rows, x = self.rows(), axis("x", self.x, "x" in self.log, self.x_limits)
         x["axis"]["title"] = wrapped(self.x, 0.7 * WIDTH)  # names take room beside it
-        y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelExpr": "split(datum.label, '\\n')", "labelLimit": 0, "ticks": False, "domain": False, "grid": False, "labelLineHeight": 13}}
-        color = encodings(styles, 0)["color"]
-        tip = [{"field": "name"}, {"field": "verdict"}, *(number(name, title) for name, title in (("x", "effect"), ("low", "low"), ("high", "high")))]
+        words = dict(labelExpr="split(datum.label, '\\n')", labelLimit=0, labelLineHeight=13, ticks=False, domain=False)
+        y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": words}
+        tip = [{"field": "name"}, {"field": "verdict"}, number("x", "effect"), number("low"), number("high")]
+        on = dict(x=x, y=y, color=encodings(styles, 0)["color"])
+        top = {"x": x, "y": {"value": 0}, "y2": {"value": "height"}}
         full = {"condition": {"test": "datum.decided", "value": 1}, "value": 0}
-        layers: list[dict[str, Any]] = [
-            {"data": {"values": [{"x": self.none}]}, "mark": {"type": "rule", "color": GREY, "strokeDash": [4, 2]}, "encoding": {"x": x, "y": {"value": 0}, "y2": {"value": "height"}}},
-            {"mark": {"type": "rule", "strokeWidth": 4}, "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": color, "opacity": faded(live, 0.4), "tooltip": tip}},
-            {"mark": {"type": "point", "filled": False, "fill": "#ffffff", "size": 60, "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": color, "opacity": faded(live)}},
-            {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {"x": x, "y": y, "color": color, "fillOpacity": full, "opacity": faded(live), "tooltip": tip}},
+        bar = on | {"x": x | {"field": "low"}, "x2": {"field": "high"}, "opacity": {"value": 0.4}, "tooltip": tip}
+        layers = [
+            layer("rule", top, data=[{"x": self.none}], color=GREY, strokeDash=[4, 2]),
+            layer("rule", bar, strokeWidth=4),
+            layer("point", on, fill="#ffffff", size=60, strokeWidth=2),
+            layer("point", on | dict(fillOpacity=full, tooltip=tip), filled=True, size=60),
         ]
         lines = max((row["row"].count("\n") + 1 for row in rows), default=1)
-        return self.framed(layers, {}, view, live=False) | {"height": len(rows) * (_ROW * lines + 6)}
+        return self.framed(layers, view) | {"height": len(rows) * (_ROW * lines + 6)}
 
 
 def forest(collected: Collected) -> Figure:

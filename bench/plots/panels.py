@@ -6,7 +6,7 @@ pandas and Altair are imported where they are used: each import takes half a sec
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
 
+Spec = dict[str, Any]
+"""A part of a chart in Vega-Lite."""
 MOST = 1e150
 """Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis."""
 WORDS = {
@@ -39,7 +41,10 @@ _NUMBER = (
 """Labels of ticks, without letters that the font lacks."""
 _SPARSE = f"datum.label ? {_NUMBER} : ''"
 """On a logarithmic axis, where crowded ticks have no label."""
+_GUIDES = ([4, 2], [1, 2], [7, 2, 2, 2], [1, 0])
+"""Dashes of guides."""
 _DRAG = "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
+_MIDDLE: Spec = {"x": {"value": WIDTH / 2}, "y": {"value": HEIGHT / 2}}
 _LETTER = 6.1
 """Pixels of a letter of a title, on average."""
 
@@ -101,7 +106,7 @@ class Panel:
 
         return pd.DataFrame(self.rows(), columns=["name", "line", "x", "y", "low", "high"])
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Spec]:
         """The points of all lines; missing numbers are None."""
         rows = []
         for k, line in enumerate(self.lines):
@@ -122,7 +127,7 @@ class Panel:
         edges = np.nan_to_num(values, nan=np.nan, posinf=high or MOST, neginf=-MOST if low is None else low)
         return [None if math.isnan(value) else float(f"{value:.6g}") for value in np.clip(edges, -MOST, MOST)]
 
-    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> dict[str, Any]:
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> Spec:
         """The panel in Vega-Lite, without its data.
 
         Args:
@@ -132,40 +137,42 @@ class Panel:
             live: show values at the pointer, zoom on shift and wheel, fade what the legend's clicked name is not.
         """
         x, y = axis("x", self.x, "x" in self.log), axis("y", self.y, "y" in self.log, self.limits)
-        by = encodings(styles, columns, marks=bool(self.marks))
-        opacity = faded(live)
-        color, dash, width, shape = (by[name] for name in ("color", "strokeDash", "strokeWidth", "shape"))
-        layers = []
-        if any(line.low is not None for line in self.lines):
-            ends = {"y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color, "opacity": faded(live, 0.16)}
-            layers.append({"mark": {"type": "area", "clip": True}, "encoding": ends})
-        own = {"y": y, "color": color, "strokeDash": dash, "strokeWidth": width, "opacity": opacity}
-        layers.append({"mark": {"type": "line", "clip": True, "strokeJoin": "round"}, "encoding": own})
+        by, opacity = encodings(styles, columns, marks=bool(self.marks)), faded(live)
+        color, shape = by["color"], by.pop("shape")
+        layers = [layer("line", dict(y=y, opacity=opacity, **by), strokeJoin="round")]
+        if not any(len(line.x) for line in self.lines):
+            x["scale"] |= {"domain": [1, 10]}
+            layers.append(layer("text", _MIDDLE, data=[{}], text="no values"))
+        banded = any(line.low is not None for line in self.lines)
+        if banded:
+            ends = dict(y=y | {"field": "low"}, y2={"field": "high"}, color=color, opacity=faded(live, 0.16))
+            layers.insert(0, layer("area", ends))
         if self.marks:
-            own = {"y": y, "color": color, "shape": shape, "opacity": opacity}
-            point = {"mark": {"type": "point", "filled": True, "size": 34, "clip": True}, "encoding": own}
-            layers.append(point | ({"transform": [{"filter": "datum.marked"}]} if self.marks == "some" else {}))
+            own = dict(y=y, color=color, shape=shape, opacity=opacity)
+            layers.append(layer("point", own, "datum.marked" * (self.marks == "some"), filled=True, size=34))
         for line in self.lines:
             if line.cross is not None:
-                layers.append(_at(line.cross, {"x": x, "y": y}, styles[line.name].color, "M-1,-1L1,1M-1,1L1,-1"))
-        for k, guide in enumerate(self.guides):
-            layers += _guide(guide, {"x": x, "y": y}, k)
+                at = [dict(zip("xy", line.cross, strict=True))]
+                look = dict(shape="M-1,-1L1,1M-1,1L1,-1", size=60, color=styles[line.name].color, strokeWidth=1.6)
+                layers.append(layer("point", dict(x=x, y=y), data=at, **look))
+        for k, (name, *points) in enumerate(line[:3] for line in self.guides):
+            at = [dict(zip("xy", map(float, point), strict=True)) for point in zip(*points, strict=True)]
+            layers.append(layer("line", dict(x=x, y=y), data=at, color=GREY, strokeWidth=1, strokeDash=_GUIDES[k % 4]))
+            words = dict(text=clean(name), align="right", dy=-7, color=GREY)
+            layers.append(layer("text", dict(x=x, y=y), data=at[-1:], **words))
         if live:
-            tip = [{"field": "name", "title": "name"}]
-            tip += [number(name, title) for name, title in (("x", self.x), ("y", self.y))]
-            tip += [number(end, end) for end in ("low", "high") if any(line.low is not None for line in self.lines)]
-            hover = {"y": y, "color": color, "tooltip": tip}
-            layers.append({"mark": {"type": "point", "opacity": 0, "filled": True, "size": 200}, "encoding": hover})
-        return self.framed(layers, {"x": x, "detail": {"field": "line", "type": "nominal"}}, view, live=live)
+            tip = [{"field": "name"}, number("x", self.x), number("y", self.y)]
+            tip += [number("low"), number("high")] * banded
+            layers.append(layer("point", dict(y=y, color=color, tooltip=tip), opacity=0, filled=True, size=200))
+            select = {"type": "interval", "zoom": "wheel![event.shiftKey]", "translate": _DRAG}
+            layers[0]["params"] = [{"name": f"zoom_{view}", "select": select, "bind": "scales"}]
+        shared = dict(x=x, detail={"field": "line", "type": "nominal"})
+        return self.framed(layers, view) | {"height": HEIGHT, "encoding": shared}
 
-    def framed(self, layers: list[dict[str, Any]], shared: dict[str, Any], view: str, *, live: bool) -> dict[str, Any]:
-        """Layers as a view with its title; the first is named, for the parameters of a figure."""
+    def framed(self, layers: list[Spec], view: str) -> Spec:
+        """Layers with the panel's title; the first is named, for the parameters of a figure."""
         layers[0]["name"] = view
-        if live:
-            zoom = {"type": "interval", "zoom": "wheel![event.shiftKey]", "translate": _DRAG}
-            layers[0]["params"] = [{"name": f"zoom_{view}", "select": zoom, "bind": "scales"}]
-        title = wrapped(self.title, WIDTH)
-        return {"title": title, "width": WIDTH, "height": HEIGHT, "encoding": shared, "layer": layers}
+        return {"title": wrapped(self.title, WIDTH), "width": WIDTH, "layer": layers}
 
 
 @dataclass(frozen=True)
@@ -199,9 +206,10 @@ class Figure:
     def styles(self) -> dict[str, Look]:
         """The looks of all names, drawn or not."""
         names = {name: name for panel in self.panels for name in panel.names}
-        return looks({**self.series, **{k: v for k, v in names.items() if k not in self.series}}, self.ours, self.ordered)
+        others = {name: name for name in names if name not in self.series}
+        return looks({**self.series, **others}, self.ours, self.ordered)
 
-    def spec(self, *, live: bool = True) -> dict[str, Any]:
+    def spec(self, *, live: bool = True) -> Spec:
         """The figure in Vega-Lite."""
         panels = self.drawn
         names = {name for panel in panels for name in panel.names}
@@ -212,16 +220,15 @@ class Figure:
             if len(panels) > 1:
                 view["title"] = wrapped(f"({letter(k)}) {panel.title}", WIDTH)
             if self.watermark:
-                view["layer"].append(_watermark(self.watermark))
+                look = dict(text=self.watermark, angle=-25, opacity=0.25, color=GREY)
+                size = min(60, 1.5 * WIDTH / len(self.watermark))
+                view["layer"].append(layer("text", _MIDDLE, data=[{}], fontSize=size, **look))
             views.append(view)
         text = caption(panels) if self.caption is None else self.caption
-        return base() | {
-            "columns": columns,
-            "concat": views,
-            "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")},
-            **({"title": titled(text, columns * (WIDTH + 50))} if text else {}),
-            **({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live else {}),
-        }
+        scales = dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")
+        spec = base() | {"columns": columns, "concat": views, "resolve": {"scale": scales}}
+        spec |= {"title": titled(text, columns * (WIDTH + 50))} if text else {}
+        return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live else {})
 
     def chart(self) -> "alt.ConcatChart":
         """The figure as an Altair chart: interactive in a notebook, and `.save("x.png")` writes a file."""
@@ -234,37 +241,38 @@ class Figure:
         return picture(self.spec(live=ending.lower() == ".html"), ending)
 
 
-def titled(text: str, pixels: float) -> dict[str, Any]:
+def titled(text: str, pixels: float) -> Spec:
     """A caption below all panels."""
     place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14}
     look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555", "lineHeight": 13}
     return {"text": wrapped(text, pixels, 4.9), **place, **look}
 
 
-def isolate(views: Sequence[str]) -> dict[str, Any]:
+def isolate(views: Sequence[str]) -> Spec:
     """The parameter of a legend whose clicks isolate a name in these views."""
     return {"name": "isolate", "select": {"type": "point", "fields": ["name"]}, "bind": "legend", "views": [*views]}
 
 
-def faded(live: bool, full: float = 1) -> dict[str, Any]:
+def faded(live: bool, full: float = 1) -> Spec:
     """The opacity of names, fainter for those that the legend's click has not chosen."""
     chosen = {"condition": {"param": "isolate", "value": full}, "value": full * FAINT}
     return chosen if live else {"value": full}
 
 
-def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> dict[str, Any]:
+def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> Spec:
     """A quantitative axis."""
-    scale: dict[str, Any] = {"nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {"zero": False})
+    scale: Spec = {"nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {"zero": False})
     if limits is not None:
         scale |= {"domain": [*limits], "padding": 0}
-    words: dict[str, Any] = {"labelExpr": _SPARSE if log else _NUMBER}
+    words: Spec = {"labelExpr": _SPARSE if log else _NUMBER}
     if log:
-        words |= {part: {"condition": {"test": "datum.label", "value": 1}, "value": 0} for part in ("gridOpacity", "tickOpacity")}
+        labelled = {"condition": {"test": "datum.label", "value": 1}, "value": 0}
+        words |= dict.fromkeys(("gridOpacity", "tickOpacity"), labelled)
     words |= {"title": wrapped(title, WIDTH if which == "x" else HEIGHT)}
     return {"field": which, "type": "quantitative", "scale": scale, "axis": words}
 
 
-def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = False) -> dict[str, dict[str, Any]]:
+def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = False) -> dict[str, Spec]:
     """Colour, dash, width and shape by name, and the legend.
 
     Args:
@@ -274,7 +282,7 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
     """
     longest = max((min(len(name), 55) for name in styles), default=1)
     across = max(1, min(len(styles), int(columns * (WIDTH + 50) / (58 + 6 * longest))))
-    box: dict[str, Any] = {"orient": "top", "symbolOpacity": 1, "columns": across}
+    box: Spec = {"orient": "top", "symbolOpacity": 1, "columns": across}
     box |= {"symbolSize": 70, "symbolStrokeWidth": 0} if marks else {"symbolType": "stroke"}
     values = zip(*styles.values(), strict=True) if styles else [[], [], [], []]
     by = {
@@ -291,32 +299,16 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
     return by
 
 
-def number(name: str, title: str) -> dict[str, Any]:
+def number(name: str, title: str = "") -> Spec:
     """A number in a tooltip."""
-    return {"field": name, "type": "quantitative", "title": title, "format": ".4~g"}
+    return {"field": name, "type": "quantitative", "title": title or name, "format": ".4~g"}
 
 
-def _at(place: tuple[float, float], axes: Mapping[str, Any], color: str, shape: str) -> dict[str, Any]:
-    mark = {"type": "point", "shape": shape, "size": 60, "color": color, "strokeWidth": 1.6, "filled": False, "clip": True}
-    return {"data": {"values": [dict(zip("xy", place, strict=True))]}, "mark": mark, "encoding": {**axes}}
-
-
-def _guide(line: Line, axes: Mapping[str, Any], k: int) -> list[dict[str, Any]]:
-    """A thin line with its name at its end."""
-    values = [{"x": float(x), "y": float(y)} for x, y in zip(line.x, line.y, strict=True)]
-    dash = ([4, 2], [1, 2], [7, 2, 2, 2], [1, 0])[k % 4]
-    mark = {"type": "line", "color": GREY, "strokeWidth": 1, "strokeDash": dash, "clip": True}
-    text = {"type": "text", "text": clean(line.name), "align": "right", "dy": -7, "color": "#555555"}
-    return [
-        {"data": {"values": values}, "mark": mark, "encoding": {**axes}},
-        {"data": {"values": values[-1:]}, "mark": text, "encoding": {**axes}},
-    ]
-
-
-def _watermark(text: str) -> dict[str, Any]:
-    size = min(60, 1.5 * WIDTH / max(1, len(text)))
-    mark = {"type": "text", "text": text, "fontSize": size, "angle": -25, "opacity": 0.25, "color": GREY}
-    return {"data": {"values": [{}]}, "mark": mark, "encoding": {"x": {"value": WIDTH / 2}, "y": {"value": HEIGHT / 2}}}
+def layer(kind: str, encoding: Spec, where: str = "", data: Sequence[Spec] | None = None, **mark: Any) -> Spec:
+    """A layer of marks of this kind: of the rows where an expression holds, or of other data; clipped to the axes."""
+    part: Spec = {"mark": {"type": kind, "clip": True, **mark}, "encoding": encoding}
+    part |= {"transform": [{"filter": where}]} if where else {}
+    return part if data is None else part | {"data": {"values": [*data]}}
 
 
 def wrapped(text: str, pixels: float, letter: float = _LETTER) -> list[str]:
@@ -328,10 +320,12 @@ def wrapped(text: str, pixels: float, letter: float = _LETTER) -> list[str]:
 
 def _marked(x: Array, log: bool, phase: float) -> Array:
     """1 at six points, even over the line, with another offset for each line, and 0 at the others."""
+    if len(x) < 3:
+        return np.ones(len(x))
     place = np.log(x) if log else x
     wanted = place[0] + (place[-1] - place[0]) * (np.arange(6) + 0.1 + 0.8 * phase) / 6
     marked = np.zeros(len(x))
-    marked[[int(np.abs(place - value).argmin()) for value in wanted] if len(x) > 2 else slice(None)] = 1
+    marked[[int(np.abs(place - value).argmin()) for value in wanted]] = 1
     return marked
 
 

@@ -104,9 +104,7 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
         sections=sections,
         every=every,
         names=names,
-        boards=[
-            {"title": board.title, "notes": list(map(cell, board.notes))} for board in boards if board.notes
-        ],
+        boards=[{"title": board.title, "notes": list(map(cell, board.notes))} for board in boards if board.notes],
         undrawn=[f"{KINDS[kind]}: {note}" for kind, figure in figures.items() for note in _undrawn(figure)],
         runs=runs,
         shown=len(place_of),
@@ -193,7 +191,8 @@ def _charts(kind: str, figure: Figure) -> list[dict[str, Any]]:
     for k, panel in enumerate(figure.drawn):
         styles = {name: look for name, look in figure.styles.items() if name in panel.names}
         small = replace(panel, lines=[_thin(line, panel) for line in panel.lines])
-        spec = small.spec(styles, live=True) | {"width": "container", "params": [isolate(["view"])]}
+        spec = small.spec(styles, live=True) | dict(title=None, width="container", params=[isolate(["view"])])
+        label = cell(f"{panel.title}: {panel.y} against {panel.x}")
         title = cell(panel.title.partition(": ")[0] if panel.problem else panel.title)
         charts.append(
             {
@@ -203,7 +202,7 @@ def _charts(kind: str, figure: Figure) -> list[dict[str, Any]]:
                 "problem": panel.problem,
                 "names": panel.names,
                 "notes": list(map(cell, panel.notes)),
-                "data": {"spec": {**spec, "title": None}, "label": cell(f"{panel.title}: {panel.y} against {panel.x}"), **_columns(small)},
+                "data": {"spec": spec, "label": label, **_columns(small)},
             }
         )
     return charts

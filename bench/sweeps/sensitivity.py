@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
-from bench.process import as_options
+from bench.plots.sweep import sweep_spec
 from bench.plots.theme import write_pictures
+from bench.process import as_options
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
@@ -38,7 +39,6 @@ from bench.results.selection import (
 from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
-from bench.plots.sweep import sweep_spec
 from bench.text import clean, counted, is_number, plain
 from optimizers.plugins import bare
 
