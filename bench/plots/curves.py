@@ -379,8 +379,8 @@ def _noise(problem: Problem, words: str, tables: Mapping[str, Sequence[Mapping[s
         ratio, low, high = stats.ratio_of_means(*np.split(values, 2))
         late = at > 0  # on a logarithmic axis
         if np.isfinite(ratio[late]).any():
-            band = (low[late], high[late]) if len(pairs) >= FEW_SEEDS else ()
-            drawn.append(Line(name, at[late], ratio[late], *band))
+            low, high = (low[late], high[late]) if len(pairs) >= FEW_SEEDS else (None, None)
+            drawn.append(Line(name, at[late], ratio[late], low, high))
     if not drawn:
         return []
     bands = "; bands: 95 % jackknife interval" * any(line.low is not None for line in drawn)

@@ -153,12 +153,12 @@ class Panel:
         for line in self.lines:
             if line.cross is not None:
                 at = [dict(zip("xy", line.cross, strict=True))]
-                look = dict(shape="M-1,-1L1,1M-1,1L1,-1", size=60, color=styles[line.name].color, strokeWidth=1.6)
+                look: Spec = dict(shape="M-1,-1L1,1M-1,1L1,-1", size=60, color=styles[line.name].color, strokeWidth=1.6)
                 layers.append(layer("point", dict(x=x, y=y), data=at, **look))
         for k, (name, *points) in enumerate(line[:3] for line in self.guides):
             at = [dict(zip("xy", map(float, point), strict=True)) for point in zip(*points, strict=True)]
             layers.append(layer("line", dict(x=x, y=y), data=at, color=GREY, strokeWidth=1, strokeDash=_GUIDES[k % 4]))
-            words = dict(text=clean(name), align="right", dy=-7, color=GREY)
+            words: Spec = dict(text=clean(name), align="right", dy=-7, color=GREY)
             layers.append(layer("text", dict(x=x, y=y), data=at[-1:], **words))
         if live:
             tip = [{"field": "name"}, number("x", self.x), number("y", self.y)]
@@ -216,11 +216,11 @@ class Figure:
         styles = {name: look for name, look in self.styles.items() if name in names}
         views, columns = [], min(self.columns, len(panels))
         for k, panel in enumerate(panels):
-            view = panel.spec(styles, f"view{k}", columns, live=live) | {"data": {"values": panel.rows()}}
+            view: Spec = panel.spec(styles, f"view{k}", columns, live=live) | {"data": {"values": panel.rows()}}
             if len(panels) > 1:
                 view["title"] = wrapped(f"({letter(k)}) {panel.title}", WIDTH)
             if self.watermark:
-                look = dict(text=self.watermark, angle=-25, opacity=0.25, color=GREY)
+                look: Spec = dict(text=self.watermark, angle=-25, opacity=0.25, color=GREY)
                 size = min(60, 1.5 * WIDTH / len(self.watermark))
                 view["layer"].append(layer("text", _MIDDLE, data=[{}], fontSize=size, **look))
             views.append(view)
@@ -306,7 +306,7 @@ def number(name: str, title: str = "") -> Spec:
 
 def layer(kind: str, encoding: Spec, where: str = "", data: Sequence[Spec] | None = None, **mark: Any) -> Spec:
     """A layer of marks of this kind: of the rows where an expression holds, or of other data; clipped to the axes."""
-    part: Spec = {"mark": {"type": kind, "clip": True, **mark}, "encoding": encoding}
+    part: Spec = {"mark": {"type": kind, "clip": True, "aria": data is None, **mark}, "encoding": encoding}
     part |= {"transform": [{"filter": where}]} if where else {}
     return part if data is None else part | {"data": {"values": [*data]}}
 

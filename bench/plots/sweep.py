@@ -28,8 +28,7 @@ def sweep_spec(sweep: "Sensitivity", least: float = 0.0, *, live: bool = False) 
     limits = axis_limits([positive if log else numbers], log, 0.05)
     rows = [row for k, curve in enumerate(sweep.curves) for row in _rows(sweep, curve, k, limits)]
     if sweep.numeric:
-        x = axis("x", sweep.x, sweep.log)
-        aside = {}
+        x, aside = axis("x", sweep.x, sweep.log), {}
     else:
         order = list(dict.fromkeys(row["x"] for row in rows))
         words = {"title": sweep.x, "labelAngle": -30 * (sum(map(len, order)) > 40)}
@@ -59,7 +58,7 @@ def sweep_spec(sweep: "Sensitivity", least: float = 0.0, *, live: bool = False) 
     if all(row["y"] is None for row in rows):
         middle = dict(x={"value": _WIDTH / 2}, y={"value": _HEIGHT / 2})
         inside = [layer("text", middle, data=[{}], text="no median")]
-    above = view("medians", y, *inside) | {"height": _HEIGHT}
+    above: Spec = view("medians", y, *inside) | {"height": _HEIGHT}
     above["encoding"]["x"] = {**x, "axis": x["axis"] | {"title": None}}
     caption = _caption(sweep, least, shown, zeros=log and len(positive) < len(numbers))
     return base() | {

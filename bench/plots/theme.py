@@ -96,14 +96,15 @@ def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = F
     groups = {opt: [name for name in series if series[name] == opt] for opt in dict.fromkeys(series.values())}
     fixed = {opt: _BUILT_IN.index(opt) for opt in groups if opt in _BUILT_IN}
     unused = [i for i in range(len(_COLOURS)) if i not in fixed.values()]
-    free, own = cycle(sorted(unused, key=lambda i: i < len(_BUILT_IN))), cycle(_OURS)
+    own, places = cycle(_OURS), cycle([i for i in unused if i < len(_DASHES)])
+    colours = cycle(sorted(unused, key=lambda i: i < len(_BUILT_IN)))
     drawn: dict[str, Look] = {}
     for opt, names in groups.items():
-        first = fixed[opt] if opt in fixed else next(free)
-        colour = next(own) if opt in ours else _COLOURS[first]
-        for k, (name, color) in enumerate(zip(names, _shades(colour, len(names)), strict=True)):
-            dash = _SOLID if opt in ours and not k else _DASHES[(first + 5 * k) % len(_DASHES)]
-            drawn[name] = Look(color, dash, _SHAPES[(first + k) % len(_SHAPES)], 3 if opt in ours else 1.6)
+        at = fixed[opt] if opt in fixed else next(places)
+        colour = next(own) if opt in ours else _COLOURS[fixed[opt] if opt in fixed else next(colours)]
+        for k, (name, shade) in enumerate(zip(names, _shades(colour, len(names)), strict=True)):
+            dash = _SOLID if opt in ours and not k else _DASHES[(at + 5 * k) % len(_DASHES)]
+            drawn[name] = Look(shade, dash, _SHAPES[(at + k) % len(_SHAPES)], 3 if opt in ours else 1.6)
     if not ordered:
         return {name: drawn[name] for name in series}
     steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)
@@ -179,7 +180,11 @@ def vega() -> str:
     """The scripts that draw Vega-Lite in a page, with `vegaEmbed`; with its option `ast` it needs no `eval`."""
     import vl_convert
 
-    return vl_convert.javascript_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return (
+        vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )
 
 
 def script_json(data: Any) -> str:
