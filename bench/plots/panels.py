@@ -220,7 +220,7 @@ class Figure:
             if len(panels) > 1:
                 view["title"] = wrapped(f"({letter(k)}) {panel.title}", WIDTH)
             if self.watermark:
-                look: Spec = dict(text=self.watermark, angle=-25, opacity=0.25, color=GREY)
+                look: Spec = dict(text=self.watermark, angle=335, opacity=0.25, color=GREY)
                 size = min(60, 1.5 * WIDTH / len(self.watermark))
                 view["layer"].append(layer("text", _MIDDLE, data=[{}], fontSize=size, **look))
             views.append(view)

@@ -30,7 +30,7 @@ _BUILT_IN = (
 _SOLID = [1, 0]
 _DASHES = (
     _SOLID, [7, 2], [2, 2], [9, 2, 2, 2], [4, 2], [14, 3], [9, 2, 2, 2, 2, 2], [14, 2, 5, 2],
-    [1, 3], [5, 5], [11, 5], [3, 1, 1, 1],
+    [3, 3], [6, 5], [11, 5], [3, 1, 1, 1],
 )  # fmt: skip
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 _VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#c5d92d")
