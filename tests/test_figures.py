@@ -16,6 +16,7 @@ from bench.papers.arms import Arm
 from bench.papers.figure_chart import LABELS, constants_map, describe
 from bench.papers.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding
+from bench.plots.panels import caption as text_below
 from bench.plots.theme import picture, write_pictures
 from tests.arms import arm_of
 
@@ -61,7 +62,7 @@ SIX = FigureSpec(panels=[Panel(y="distance"), Panel(y="loss", log="y")], ordered
 
 
 def caption(spec: FigureSpec, arms: Mapping[str, Arm]) -> str:
-    return describe(spec, arms).caption or ""
+    return text_below(describe(spec, arms).panels)
 
 
 def first(spec: FigureSpec, arms: Mapping[str, Arm]) -> Any:
@@ -136,7 +137,7 @@ def test_a_run_without_values_is_named_and_not_drawn():
     }
     panels = [Panel(y="v", strip=f"{name} ", arms=[f"{name} fine", f"{name} bad"]) for name in "ab"]
     text = caption(FigureSpec(panels=panels), arms)
-    assert text.startswith("Lines: mean over 2 seeds (bad in (a): 1 of 2, bad in (b): 0 of 2)")
+    assert text.startswith("(a): lines: mean over 2 seeds (bad: 1 of 2); bands: minimum to maximum over seeds. (b)")
     assert lines(panels[1], arms["b bad"]) == ([], 0)
     completed = arm_of("b bad", (none,))
     with pytest.raises(UserError, match="has no table with v"):
@@ -213,7 +214,7 @@ def test_smoothing_is_a_mean_over_steps():
     ((line,), _) = lines(Panel(y="v", smooth=20), thin)
     assert line.x.tolist() == [5, 15, 25, 35, 45, 55, 65, 75, 85]
     assert line.y.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5]
-    assert "(d): running mean over at most 5 steps." in caption(FOUR, METHODS)
+    assert "running mean over at most 5 steps" in caption(FOUR, METHODS)
 
 
 def test_seeds_with_different_x_are_averaged_at_equal_x():
@@ -225,7 +226,7 @@ def test_seeds_with_different_x_are_averaged_at_equal_x():
 def test_seeds_that_cannot_be_averaged_have_a_line_each():
     panel = Panel(y="norm_W", x="wave")
     assert len(lines(panel, METHODS["gd"])[0]) == 5
-    assert "All: a line for each seed." in caption(FigureSpec(panels=[panel]), METHODS)
+    assert "a line for each seed." in caption(FigureSpec(panels=[panel]), METHODS)
 
 
 def test_limits_are_those_asked_for():

@@ -11,7 +11,7 @@ from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding
-from bench.plots.panels import WORDS, Figure, Line, axis_limits, layer, letter, titled
+from bench.plots.panels import WORDS, Figure, Line, axis_limits, layer, titled
 from bench.plots.panels import Panel as Drawing
 from bench.plots.theme import base
 from bench.results.stats import Array
@@ -59,7 +59,6 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
         [_panel(panel, rows) for panel, rows in zip(spec.panels, drawn, strict=True)],
         {arm.label: arm.label for rows in drawn for arm, _, _ in rows},
         columns=spec.columns,
-        caption=_caption(spec, drawn),
         ordered=spec.ordered,
         watermark=watermark,
     )
@@ -74,7 +73,7 @@ def _panel(panel: Panel, arms: Drawn) -> Drawing:
     some = [line for line in lines if len(line.x)]
     guides = [Line(g.label, *_guide_points(g, some[0], panel, limits)) for g in panel.guides if some]
     x, y = (LABELS.get(column, column) for column in (panel.x, panel.y))
-    return Drawing(panel.title, x, y, panel.log, lines, limits=limits, marks="some", guides=guides)
+    return Drawing(panel.title, x, y, panel.log, lines, _notes(panel, arms), limits, "some", guides)
 
 
 def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
@@ -104,54 +103,23 @@ def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, 
     return x[inside], y[inside]
 
 
-def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
-    """What lines, bands, crosses and guides are, in one paragraph."""
-    facts: dict[str, list[int]] = {}
-    for k, panel in enumerate(spec.panels):
-        if (panel.smooth or 1) > 1:
-            facts.setdefault(f"running mean over at most {panel.smooth} steps", []).append(k)
-    if apart := [k for k, rows in enumerate(drawn) if any(len(curves) > 1 for _, curves, _ in rows)]:
-        facts["a line for each seed"] = apart
-    parts = [_means(spec, drawn)]
-    parts += [f"{'All' if len(ks) == len(spec.panels) else _letters(ks)}: {fact}." for fact, ks in facts.items()]
-    if any(
-        line.cross and (panel.floor is None or line.cross[1] >= panel.floor)
-        for panel, rows in zip(spec.panels, drawn, strict=True)
-        for _, curves, _ in rows
-        for line in curves
-    ):
-        parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
-    if any(panel.guides for panel in spec.panels):
-        parts.append("Grey: reference rates, not fits.")
-    return " ".join(parts)
-
-
-def _letters(panels: Sequence[int]) -> str:
-    return ", ".join(f"({letter(k)})" for k in panels)
-
-
-def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
-    """The number of seeds, with the arms that have another one, and the kind of mean."""
-    seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
-    for k, rows in enumerate(drawn):
-        for arm, _, count in rows:
-            of = "" if count == len(arm.runs) else f" of {len(arm.runs)}"
-            seeds.setdefault(arm.label, {}).setdefault(f"{count}{of}", []).append(k)
-    tally = Counter(count for counts in seeds.values() for count, panels in counts.items() for _ in panels)
-    most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
-    others = [
-        f"{label}{'' if len(counts) == 1 else f' in {_letters(panels)}'}: {count}"
-        for label, counts in seeds.items()
-        for count, panels in counts.items()
-        if count != most
+def _notes(panel: Panel, arms: Drawn) -> list[str]:
+    """What lines, bands, crosses and guides are."""
+    lines = [line for _, curves, _ in arms for line in curves]
+    counts = {a.label: f"{n}" + f" of {len(a.runs)}" * (n != len(a.runs)) for a, _, n in arms}
+    most = max(counts.values(), key=lambda count: ([*counts.values()].count(count), int(count.split()[0])))
+    others = ", ".join(f"{label}: {count}" for label, count in counts.items() if count != most)
+    seeds = f"{most} seed{'s' * (most != '1')}" + f" ({others})" * bool(others)
+    mean = f"{'geometric ' * ('y' in panel.log)}mean over {seeds}; bands: minimum to maximum over seeds"
+    ends = (line.cross[1] for line in lines if line.cross)
+    crossed = any(panel.floor is None or y >= panel.floor for y in ends)
+    return [
+        f"lines: {mean if any(line.low is not None for line in lines) else seeds}",
+        *[f"running mean over at most {panel.smooth} steps"] * ((panel.smooth or 1) > 1),
+        *["a line for each seed"] * any(len(curves) > 1 for _, curves, _ in arms),
+        *["\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others"] * crossed,
+        *["grey: reference rates, not fits"] * bool(panel.guides),
     ]
-    number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
-    if not any(line.low is not None for rows in drawn for _, curves, _ in rows for line in curves):
-        return f"Lines: {number}."
-    logs = {"y" in panel.log for panel in spec.panels}
-    mean = "geometric mean" if logs == {True} else "mean"
-    aside = ", geometric where y is logarithmic" if logs == {True, False} else ""
-    return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."
 
 
 _MARKS = {

@@ -17,7 +17,6 @@ from bench.results.stats import Array
 from bench.text import clean
 
 if TYPE_CHECKING:
-    import altair as alt
     import pandas as pd
 
 Spec = dict[str, Any]
@@ -229,12 +228,6 @@ class Figure:
         spec = base() | {"columns": columns, "concat": views, "resolve": {"scale": scales}}
         spec |= {"title": titled(text, columns * (WIDTH + 50))} if text else {}
         return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live else {})
-
-    def chart(self) -> "alt.ConcatChart":
-        """The figure as an Altair chart: interactive in a notebook, and `.save("x.png")` writes a file."""
-        import altair as alt
-
-        return alt.ConcatChart.from_dict(self.spec(), validate=False)
 
     def picture(self, ending: str) -> bytes:
         """The content of a file with this ending; only HTML is interactive."""
