@@ -1,7 +1,7 @@
 """All kinds of charts, and those of studies and of targets."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,57 +24,53 @@ from bench.text import cell, is_number, listed, spanned
 
 def sensitivity(collected: Collected) -> Figure:
     """Selection scores of studies' trials against the first setting that each study searched."""
-    panels = []
-    for problem, tuned in _tuned(collected):
-        lines, notes = _joined([_trials(entry, study, problem.metric) for entry, study in tuned])
-        if others := [entry.name for entry, study in tuned if len(study.axes) > 1]:
-            notes.append(f"points without a line: {listed(others)} searched several settings")
+
+    def about(tuned: Tuned) -> tuple[str, list[str]]:
+        seeds = spanned([len(study.seeds) for _, study in tuned])
+        words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
+        others = [entry.name for entry, study in tuned if len(study.axes) > 1]
+        more = [f"points without a line: {listed(others)} searched several settings"] * bool(others)
         x = " or ".join(dict.fromkeys(axis for _, study in tuned for axis in study.axes[:1])) or "setting"
-        if tuned:
-            seeds = spanned([len(study.seeds) for _, study in tuned])
-            words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
-            notes.insert(0, f"points: median over {seeds} {words}")
-        panels.append(_scores(problem, "sensitivity", x, f"selection {problem.metric}", "x", lines, notes))
-    return figure(collected, panels)
+        return x, [f"points: median over {seeds} {words}", *more]
+
+    return _of_studies(collected, "sensitivity", "selection", about, _trials)
 
 
 def budget(collected: Collected) -> Figure:
     """Expected selection score of the best of k trials against k."""
-    panels = []
-    for problem, tuned in _tuned(collected):
-        lines, notes = _joined([_expected(entry) for entry, _ in tuned])
-        if tuned:
-            notes.insert(0, "expected best of k of the trials, drawn at random without replacement")
-        log = "x" * bool(max((line.x[-1] for line in lines), default=1) > SPAN)
-        y = f"expected selection {problem.metric}"
-        panels.append(_scores(problem, "tuning budget", "trials k", y, log, lines, notes))
-    return figure(collected, panels)
+    note = "expected best of k of the trials, drawn at random without replacement"
+    return _of_studies(collected, "tuning budget", "expected selection", lambda tuned: ("trials k", [note]), _expected)
 
 
-def _tuned(collected: Collected) -> Iterator[tuple[Problem, list[tuple[Entry, StudyRecord]]]]:
-    """The tuned entries of each problem."""
-    for problem, entries in collected.problems.items():
-        yield problem, [(entry, entry.study) for entry in entries if entry.study is not None]
-
-
-_Drawn = tuple[list[Line], list[str]]
+Tuned = list[tuple[Entry, StudyRecord]]
+Drawn = tuple[list[Line], list[str]]
 """Lines, and notes on them."""
 
 
-def _joined(drawn: Sequence[_Drawn]) -> _Drawn:
-    return [line for lines, _ in drawn for line in lines], [note for _, notes in drawn for note in notes]
+def _of_studies(
+    collected: Collected,
+    title: str,
+    y: str,
+    about: Callable[[Tuned], tuple[str, list[str]]],
+    draw: Callable[[Entry, StudyRecord], Drawn],
+) -> Figure:
+    """Panels of scores; without lines that have no place on a logarithmic axis."""
+    panels = []
+    for problem, entries in collected.problems.items():
+        tuned: Tuned = [(entry, entry.study) for entry in entries if entry.study is not None]
+        x, notes = about(tuned) if tuned else ("", ["no optimizer is tuned; run `bench tune` or `bench suite`"])
+        drawn = [draw(*pair) for pair in tuned]
+        lines, marks = [line for of, _ in drawn for line in of], "all" * (draw is _trials)
+        log = "x" * bool(draw is _trials or max((line.x[-1] for line in lines), default=1) > SPAN)
+        log += log_axis([line.y for line in lines])
+        kept = [line for line in lines if "y" not in log or (line.y > 0).all()]
+        notes += [note for _, of in drawn for note in of]
+        panel = Panel(title, x, f"{y} {problem.metric}", log, kept, notes, marks=marks)
+        panels.append(of_problem(problem, panel))
+    return figure(collected, panels)
 
 
-def _scores(problem: Problem, title: str, x: str, y: str, log: str, lines: list[Line], notes: Sequence[str]) -> Panel:
-    """A panel of scores; without lines that have no place on a logarithmic axis."""
-    log += log_axis([line.y for line in lines])
-    kept = [line for line in lines if "y" not in log or (line.y > 0).all()]
-    why = "no optimizer is tuned; run `bench tune` or `bench suite`"
-    marks = "all" * (title == "sensitivity")
-    return of_problem(problem, Panel(title, x, y, log, kept, notes or [why], marks=marks))
-
-
-def _expected(entry: Entry) -> _Drawn:
+def _expected(entry: Entry, study: StudyRecord) -> Drawn:
     """The expected best of k trials."""
     scores = expected_scores(entry)
     points = [(k, score) for k, score in enumerate(scores, 1) if score is not None]
@@ -84,7 +80,7 @@ def _expected(entry: Entry) -> _Drawn:
     return lines, [late] * (len(points) < len(scores))
 
 
-def _trials(entry: Entry, study: StudyRecord, metric: str) -> _Drawn:
+def _trials(entry: Entry, study: StudyRecord) -> Drawn:
     """A study's trials over its first axis, as one line if it searched no other; and notes on them."""
     name, axis = entry.name, next(iter(study.axes), None)
     scored, lost = [], []
@@ -104,7 +100,7 @@ def _trials(entry: Entry, study: StudyRecord, metric: str) -> _Drawn:
         notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score{capped}, at {axis} {at}")
     # A trial with further seeds repeats the point and the score of the first.
     x, y = np.array(sorted({*scored}), dtype=np.float64).reshape(-1, 2).T
-    y = np.maximum(y, equal_below(y, metric))
+    y = np.maximum(y, equal_below(y, entry.problem.metric))
     if len(study.axes) == 1:
         return ([Line(name, x, y)] if len(x) else []), notes
     return [Line(name, x[k : k + 1], y[k : k + 1]) for k in range(len(x))], notes

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -86,8 +85,10 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
             known |= names_of(runs, read)
             lines[entry.name] = _held(columns(read, column, runs), [run.status for run in runs])
             if column == "loss":
-                pairs = zip(lines[entry.name], runs, strict=True)
-                lines[entry.name] = [line and _clipped(line, run.infimum if above else None) for line, run in pairs]
+                for k, (line, run) in enumerate(zip(lines[entry.name], runs, strict=True)):
+                    if line is not None and (above or not (line[1] < 0).any()):  # else losses below 0 stay
+                        gap = line[1] - (run.infimum or 0.0) * above
+                        lines[entry.name][k] = line[0], np.maximum(gap, CONVERGED)
         every = [line for of_runs in lines.values() for line in of_runs if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
@@ -119,14 +120,6 @@ def names_of(runs: Iterable[RunResult], read: Iterable[Mapping[str, Columns]]) -
     evaluated = {name for run in runs for row in run.validations for name in row} - {"step", "train_s"}
     columns = {name for tables in read for table in tables.values() for name in table} - {"step"}
     return columns | evaluated | {EVALUATED + name for name in evaluated}
-
-
-def _clipped(line: Points, infimum: Any) -> Points:
-    """The suboptimality gap, at least `CONVERGED`; if the infimum is unknown, losses below 0 stay."""
-    at, values = line
-    if infimum is None and (values < 0).any():
-        return line
-    return at, np.maximum(values - (infimum or 0.0), CONVERGED)
 
 
 def _against(panel: Panel, x: str, entries: Sequence[Entry]) -> Panel:
@@ -253,7 +246,11 @@ def over_steps(
     most = cut * max((abs(float(line.y[0])) for line in drawn), default=0.0) or math.inf
     if exploded := dict.fromkeys(line.name for line in drawn if line.y.max() > most):
         notes.append(f"cut off above {most:.3g}, {cut:g} times the highest initial value: {', '.join(exploded)}")
-    notes = [*_bands(seeds, log), *facts, *notes]
+    counts, few = ([k for k, n in seeds.items() if (n < FEW_SEEDS) == less] for less in (False, True))
+    mean = f"lines: {'geometric ' * ('y' in log)}mean over {spanned([seeds[k] for k in counts] or [0])} seeds"
+    bands = [f"{mean}; bands: 95 % t-interval at each point"] * bool(counts)
+    bands += [f"a line for each seed, without band, for fewer than {FEW_SEEDS}: {', '.join(few)}"] * bool(few)
+    notes = [*bands, *facts, *notes]
     return of_problem(problem, Panel(title, X_AXES["steps"], y, log, drawn, notes, _room(drawn, log, most)))
 
 
@@ -289,18 +286,6 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Line]:
     mean, half = scaled.mean(0), float(stdtrit(n - 1, 0.975)) * scaled.std(0, ddof=1) / math.sqrt(n)
     low, middle, high = (np.exp(np.clip(x, -690, 690)) if "y" in log else x for x in (mean - half, mean, mean + half))
     return [Line(name, at, middle, low, high)]
-
-
-def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
-    """Description of lines and bands."""
-    few = [name for name, n in seeds.items() if n < FEW_SEEDS]
-    notes = []
-    if counts := [n for n in seeds.values() if n >= FEW_SEEDS]:
-        kind = "geometric mean" if "y" in log else "mean"
-        notes.append(f"lines: {kind} over {spanned(counts)} seeds; bands: 95 % t-interval at each point")
-    if few:
-        notes.append(f"a line for each seed, without band, for fewer than {FEW_SEEDS}: {', '.join(few)}")
-    return notes
 
 
 def _room(lines: Sequence[Line], log: str, most: float) -> tuple[float, float] | None:
