@@ -76,7 +76,7 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
     Raises:
         UserError: no run has this column.
     """
-    panels, known = [], set[str]()
+    panels, known, loss = [], set[str](), column in ("loss", f"{EVALUATED}loss")
     for problem, entries in collected.problems.items():
         lines, words, facts = {}, label(column), list[str]()
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
@@ -84,16 +84,16 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
             read, runs = collected.every(entry), [*entry.runs.values()]
             known |= names_of(runs, read)
             lines[entry.name] = _held(columns(read, column, runs), [run.status for run in runs])
-            if column == "loss":
+            if loss:
                 for k, (line, run) in enumerate(zip(lines[entry.name], runs, strict=True)):
                     if line is not None and (above or not (line[1] < 0).any()):  # else losses below 0 stay
                         gap = line[1] - (run.infimum or 0.0) * above
                         lines[entry.name][k] = line[0], np.maximum(gap, CONVERGED)
         every = [line for of_runs in lines.values() for line in of_runs if line is not None]
-        if column == "loss" and any((values == CONVERGED).any() for _, values in every):
+        if loss and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
-        cut = EXPLODED if column == "loss" else math.inf
+        cut = EXPLODED if loss else math.inf
         panel = over_steps(problem, words, words, lines, facts, cut=cut)
         panels.append(panel if x == "steps" else _against(panel, x, entries))
     if column not in known and (known or column != "loss"):

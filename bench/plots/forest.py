@@ -60,8 +60,8 @@ class Effects(Panel):
         layers = [
             layer("rule", top, data=[{"x": self.none}], color=GREY, strokeDash=[4, 2]),
             layer("rule", bar, strokeWidth=4),
-            layer("point", on, fill="#ffffff", size=60, strokeWidth=2),
-            layer("point", on | dict(fillOpacity=full, tooltip=tip), filled=True, size=60),
+            layer("point", on, fill="#ffffff", size=60, strokeWidth=2, opacity=1),
+            layer("point", on | dict(fillOpacity=full, tooltip=tip), filled=True, size=60, opacity=1),
         ]
         lines = max((row["row"].count("\n") + 1 for row in rows), default=1)
         return self.framed(layers, view) | {"height": len(rows) * (_ROW * lines + 6)}
