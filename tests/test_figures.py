@@ -58,7 +58,6 @@ panels:
   - {y: loss, smooth: 5, arms: [gd, ps]}
 """)
 )
-SIX = FigureSpec(panels=[Panel(y="distance"), Panel(y="loss", log="y")], ordered=True)
 
 
 def caption(spec: FigureSpec, arms: Mapping[str, Arm]) -> str:

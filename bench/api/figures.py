@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import altair as alt
 
 
+_WHEN = {f"{kind}{column}" for kind in ("", EVALUATED) for column in ("step", "train_s")}
+
+
 def altair_chart(spec: Mapping[str, Any]) -> "alt.TopLevelMixin":
     """A chart in Vega-Lite as an Altair object; a notebook shows it interactively, `.save("x.png")` writes a file."""
     import altair as alt
@@ -37,17 +40,15 @@ def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[st
     """
     lines, known = [], set[str]()
     for name, _, tables in runs:
-        known |= {column for table in tables.values() for column in table}
-        known |= {EVALUATED + column for column in tables.get("evaluations", {})}
+        rows = tables.get("evaluations", {})
+        tables = {**tables, "evaluations": {**rows, **{EVALUATED + key: values for key, values in rows.items()}}}
+        known |= {column for table in tables.values() for column in table} - _WHEN
         table = next((table for table in tables.values() if column in table), None)
-        if table is None and column.startswith(EVALUATED):
-            table = {EVALUATED + name: values for name, values in tables.get("evaluations", {}).items()}
-            table["step"] = table.get(f"{EVALUATED}step", ())
-        if table is not None and column in table:
-            x, y = (np.asarray(table[name], dtype=np.float64) for name in ("step", column))
+        if table is not None:
+            x, y = (np.asarray(table[key], dtype=np.float64) for key in ("step", column))
             lines.append(Line(name, x, y))
     if not lines:
-        raise no_column(column, known - {"step", "train_s", f"{EVALUATED}step", f"{EVALUATED}train_s"})
+        raise no_column(column, known)
     values = np.concatenate([line.y[np.isfinite(line.y)] for line in lines])
     log = bool(values.size and values.min() > 0 and values.max() > SPAN * values.min())
     panel = Panel(title, X_AXES["steps"], label(column), "y" * log, lines)

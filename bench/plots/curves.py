@@ -22,20 +22,16 @@ from bench.store.record import RunResult
 from bench.store.tables import Columns
 from bench.text import CONVERGED, spanned
 
-MOST_POINTS = 200
-"""Maximum number of points of a line: more are not visible."""
+MOST_POINTS = 200  # of a line; more are not visible
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
 EXPLODED = 10
 """Multiple of the highest initial loss above which a line is cut off. Ours."""
-LONGEST_NAME = 60
-"""Maximum length of a problem's name in the title of a panel. Ours."""
+LONGEST_NAME = 60  # of a problem in the title of a panel
 LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 """Axis labels of columns; others have their own name."""
 X_AXES = {"steps": "optimizer steps", "epochs": "epochs", "seconds": "seconds of training"}
-"""What curves are drawn against."""
-EVALUATED = "val_"
-"""Before the name of an evaluated quantity that a table has too: `val_loss`."""
+EVALUATED = "val_"  # before an evaluated quantity that a table has too: `val_loss`
 CURVED = {
     "sharpness": "sharpness x step size (edge of gradient descent: 2)",
     "edge": "edge of the last update (with full batches: 2)",

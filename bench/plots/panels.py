@@ -44,8 +44,6 @@ _GUIDES = ([4, 2], [1, 2], [7, 2, 2, 2], [1, 0])
 """Dashes of guides."""
 _DRAG = "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
 _MIDDLE: Spec = {"x": {"value": WIDTH / 2}, "y": {"value": HEIGHT / 2}}
-_LETTER = 6.1
-"""Pixels of a letter of a title, on average."""
 
 
 class Line(NamedTuple):
@@ -304,10 +302,10 @@ def layer(kind: str, encoding: Spec, where: str = "", data: Sequence[Spec] | Non
     return part if data is None else part | {"data": {"values": [*data]}}
 
 
-def wrapped(text: str, pixels: float, letter: float = _LETTER) -> list[str]:
-    """Lines of this width."""
-    tied = clean(text.replace("\n", "\v")).replace("\v", "\n") if "\n" in text else clean(text)
-    parts = [textwrap.wrap(part, max(8, int(pixels / letter)), break_on_hyphens=False) for part in tied.split("\n")]
+def wrapped(text: str, pixels: float, letter: float = 6.1) -> list[str]:
+    """Lines of this width, whose letters have so many pixels on average."""
+    most, words = max(8, int(pixels / letter)), text.split("\n")
+    parts = [textwrap.wrap(clean(part), most, break_on_hyphens=False) for part in words]
     return [line for part in parts for line in part] or [""]
 
 
