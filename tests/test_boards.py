@@ -20,10 +20,10 @@ from scipy import stats as reference
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
-from bench.boards.curves import steps
 from bench.boards.headline import headlines
 from bench.cli import dispatch as results
 from bench.errors import UserError
+from bench.plots.curves import steps
 from bench.results.group import HUGE
 from bench.results.render import json_text
 from bench.results.selection import End
@@ -816,7 +816,7 @@ def test_runs_of_plug_ins_are_shown_without_the_plug_ins(store, tmp_path, monkey
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
         in Path("report.html").read_text()
     )
-    assert steps(collect_from(store)).panels[0].traces  # of the method that needs the loss
+    assert steps(collect_from(store)).panels[0].lines  # of the method that needs the loss
     (group,) = json.loads(Path("own.json").read_text())[0]["tables"]
     assert [row["opt"] for row in group["rows"]] == ["evil.py:X"]
 

@@ -92,11 +92,11 @@ def test_help_lists_and_usage_errors_import_no_torch(words, code):
 @pytest.mark.parametrize(
     ("words", "code"), [("show deora2024/fig2", 0), ("reproduce --list", 0), ("reproduce fig2", 2)]
 )
-def test_experiments_are_described_without_torch_or_matplotlib(words, code):
+def test_experiments_are_described_without_torch_or_altair(words, code):
     program = (
         "import sys\nfrom bench.cli import main\n"
         "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    assert not {'torch', 'lightning', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
+        "finally:\n    assert not {'torch', 'lightning', 'altair', 'pyarrow'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True)
     assert done.returncode == code, done.stderr

@@ -429,7 +429,7 @@ def test_runs_are_looked_at_without_torch(store, words):
     add_run(store, "a")
     code = f"import sys; from bench.cli import dispatch; assert dispatch({words!r}) == 0; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    heavy = ("torch", "lightning", "optuna", "matplotlib", "scipy", "pandas")
+    heavy = ("torch", "lightning", "optuna", "altair", "scipy", "pandas")
     assert not [name for name in heavy if f"'{name}'" in loaded]
     if words[0] == "list":
         assert "'numpy'" not in loaded

@@ -377,7 +377,7 @@ def test_no_torch_is_needed(filled, words):
     program = (
         "import sys\nfrom bench.cli import main\n"
         "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    heavy = {'torch', 'lightning', 'matplotlib', 'optuna'} & set(sys.modules)\n"
+        "finally:\n    heavy = {'torch', 'lightning', 'altair', 'optuna'} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words], capture_output=True, text=True)

@@ -5,9 +5,8 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.boards import BOARDS
-from bench.boards.charts import attention, stability
 from bench.boards.collect import Collected
-from bench.results.draw import picture
+from bench.plots.curves import attention, stability
 from bench.results.render import markdown
 from bench.results.table import Table
 from bench.text import cell, listed
@@ -90,4 +89,4 @@ def _answer(tables: Sequence[Table]) -> str:
 def draw(task: str, found: Collected) -> None:
     """Write the charts of a task's page."""
     for name, chart in CHARTS.items():
-        path(task).with_name(f"{name}.png").write_bytes(picture(chart(found).shown, ".png"))
+        path(task).with_name(f"{name}.png").write_bytes(chart(found).picture(".png"))

@@ -19,17 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
+from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
 from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
 from bench.grammar.values import place
 from bench.output import write
-from bench.results.chart import Chart
-from bench.results.draw import picture
+from bench.plots.curves import curves
+from bench.plots.panels import Figure
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.store.record import RunResult, made_on
@@ -49,12 +49,7 @@ FOLDER, FIGURE = Path("results/reference/runs"), Path("docs/_static/reference.pn
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
-MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", "reference": "ref."}
 VERBS = {"▲": ("beats", "beat"), "▼": ("loses to", "lose to")}
-LEGEND = (
-    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
-    "A dash: not run, or tuning found no usable setting.",
-)
 NAMES = {"adam": "Adam", "adamw": "AdamW", "momo": "MoMo", "muon": "Muon"}
 """Names of optimizers that are not in capitals."""
 
@@ -210,14 +205,9 @@ def _by_optimizer(columns: Mapping[str, _Column], values: bool) -> list[str]:
     for task, column in columns.items():
         for row in column.table.rows:
             value = f"{cell(row[column.key])} " * values
-            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + _mark(row)
+            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + mark_of(row.get("verdict"))
     titles = [Column(task, task + f": {column.title}" * values) for task, column in columns.items()]
     return markdown_table(Table("", [Column("opt", "optimizer"), *titles], [rows[opt] for opt in sorted(rows)]))
-
-
-def _mark(row: Mapping[str, Any]) -> str:
-    """The mark of a verdict, whichever optimizer diverges more often."""
-    return MARKS.get(str(row.get("verdict")).partition(", ")[0], "?")
 
 
 def text(found: Collected) -> str:
@@ -233,7 +223,7 @@ def _findings(columns: Mapping[str, _Column]) -> list[str]:
     for task, column in columns.items():
         reference = next((row["opt"] for row in column.table.rows if row["is_reference"]), "")
         for row in column.table.rows:
-            marks.setdefault((reference, row["opt"]), {})[task] = _mark(row)
+            marks.setdefault((reference, row["opt"]), {})[task] = mark_of(row.get("verdict"))
     names: dict[tuple[str, str], list[str]] = {}
     for mark in VERBS:
         for (reference, opt), of in marks.items():
@@ -258,7 +248,7 @@ def details(found: Collected) -> str:
     reasons: dict[tuple[str, str], list[str]] = {}
     for task, column in columns.items():
         for row in column.table.rows:
-            if _mark(row) == "?":
+            if mark_of(row.get("verdict")) == "?":
                 reasons.setdefault((task, row["verdict"].removeprefix("not compared: ")), []).append(row["opt"])
     notes = [f"No verdict for {listed(opts)} on {task}: {why}." for (task, why), opts in reasons.items()]
     notes += [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
@@ -298,7 +288,7 @@ def shown() -> Published:
     return Published(found, of_tasks, collect(others) if others.runs else None)
 
 
-def figure(found: Collected) -> Chart:
+def figure(found: Collected) -> Figure:
     """The curves on some tasks, for README.md."""
     chart = curves(found)
     panels = zip(chart.panels, found.problems, strict=True)
@@ -366,7 +356,7 @@ def main() -> int:
             observatory.draw(task, own)
     if there.arms is not None:
         schedules.draw(there.arms)
-    write(FIGURE, picture(figure(there.all), FIGURE.suffix))
+    write(FIGURE, figure(there.all).picture(FIGURE.suffix))
     return 0
 
 

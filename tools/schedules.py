@@ -4,12 +4,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from bench.boards.charts import curves
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import Verdicts, lost
-from bench.results.draw import picture
+from bench.plots.curves import curves
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.text import listed
@@ -102,4 +101,4 @@ def _chosen(entry: Entry) -> str:
 
 def draw(arms: Collected) -> None:
     """Write the figure of the page."""
-    FIGURE.write_bytes(picture(curves(arms).shown, ".png"))
+    FIGURE.write_bytes(curves(arms).picture(".png"))

@@ -20,7 +20,7 @@ from bench.api.arguments import (
     words_of,
     words_of_seeds,
 )
-from bench.api.figures import shown_figure
+from bench.api.figures import altair_chart
 from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
 from bench.errors import UserError, check_known
@@ -30,7 +30,7 @@ from bench.grammar.values import read_seeds
 from bench.progress import SweepProgress
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import altair as alt
 
     from bench.api.arguments import Engine, Opt, Place, Seeds, Settings
 
@@ -428,6 +428,7 @@ def plot(
     chart: str = "forest",
     *,
     y: str | None = None,
+    x: Literal["steps", "epochs", "seconds"] | None = None,
     store: "Place | Sequence[Place] | None" = None,
     task: str | Sequence[str] | None = None,
     opt: str | Sequence[str] | None = None,
@@ -437,13 +438,15 @@ def plot(
     reference: str | None = None,
     target: float | None = None,
     reference_results: bool = True,
-) -> "Figure":
+) -> "alt.TopLevelMixin":
     """Draw stored runs, a panel for each problem (`bench plot`).
 
     Args:
         chart: `forest`, `curves`, `sensitivity`, `profile`, `steps`, `budget`, `attention` or
             `stability`.
-        y: for `curves`: a column such as `grad_norm`; the training loss by default.
+        y: for `curves`: a column such as `grad_norm`, or an evaluated quantity such as `accuracy` or `val_loss`; the
+            training loss by default.
+        x: for `curves`: `steps` (the default), `epochs` or `seconds`.
         store: as for `load`.
         task: as for `board`.
         opt: as for `board`.
@@ -457,17 +460,20 @@ def plot(
     Raises:
         UserError: as for `board`, or there is nothing to draw.
     """
-    from bench.boards.charts import CHARTS, curves, nothing_to_draw
+    from bench.plots.charts import CHARTS, curves, nothing_to_draw
+    from bench.plots.curves import X_AXES
 
     check_known("chart", [str(chart)], CHARTS)
     if not isinstance(y, str | None):
         raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
-    if y is not None and chart != "curves":
-        raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
+    for name, value in (("y", y), ("x", x)):
+        if value is not None and chart != "curves":
+            raise UserError(f"{name}={value!r}: only curves have selectable axes, not {chart}")
+    check_known("x axis", [] if x is None else [str(x)], X_AXES)
     with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
         choice = {"task": task, "opt": opt, "settings": settings, "reference": reference, "target": target}
         _, asked = board_input(store, only, choice, mixed_versions, reference_results)
-        made = curves(asked, y) if y is not None else CHARTS[chart](asked)
-        if not made.shown.panels:
-            raise nothing_to_draw(made)
-        return shown_figure(made.shown)
+        drawn = curves(asked, y or "loss", x or "steps") if chart == "curves" else CHARTS[chart](asked)
+        if not drawn.drawn:
+            raise nothing_to_draw(drawn)
+        return altair_chart(drawn.spec())

@@ -1,58 +1,55 @@
-"""Figures of the Python API: matplotlib objects for notebooks."""
+"""Charts of the Python API: Altair objects, interactive in notebooks."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.boards.curves import LABELS, SPAN
-from bench.errors import unknown
-from bench.results.chart import MOST, Chart, Panel, Trace
-from bench.results.draw import house_style, make
+from bench.plots.curves import EVALUATED, SPAN, X_AXES, label, no_column
+from bench.plots.panels import Figure, Line, Panel
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_SCREEN_DPI = 110
+    import altair as alt
 
 
-def shown_figure(chart: Chart) -> "Figure":
-    """The figure of a chart; a notebook shows it as PNG, with or without pyplot."""
-    figure: Any = make(chart)
-
-    def png() -> bytes:
-        image = BytesIO()
-        with house_style():
-            figure.savefig(image, format="png", dpi=_SCREEN_DPI)
-        return image.getvalue()
-
-    figure._repr_png_ = png
-    return figure
+_WHEN = {f"{kind}{column}" for kind in ("", EVALUATED) for column in ("step", "train_s")}
 
 
-def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[str, Any]]]], column: str) -> Chart:
+def altair_chart(spec: Mapping[str, Any]) -> "alt.TopLevelMixin":
+    """A chart in Vega-Lite as an Altair object; a notebook shows it interactively, `.save("x.png")` writes a file."""
+    import altair as alt
+
+    spec, rows = {**spec}, {}
+    for k, view in enumerate(spec.get("concat", [spec])):  # Altair would turn each row into an object
+        rows[f"rows{k}"], view["data"] = view["data"]["values"], {"name": f"rows{k}"}
+    chart: Any = alt.Chart.from_dict(spec)
+    chart.datasets = rows
+    return chart
+
+
+def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[str, Any]]]], column: str) -> Figure:
     """A column of the runs' tables against optimizer steps.
 
     Args:
         title: of the panel.
         runs: name, optimizer and tables of each run.
-        column: of the curve, or else of the measurements.
+        column: of the curve, or else of the measurements, or else of the evaluations.
 
     Raises:
         UserError: no run has this column.
     """
-    traces = []
+    lines, known = [], set[str]()
     for name, _, tables in runs:
-        table = next((each for each in tables.values() if column in each), None)
+        rows = tables.get("evaluations", {})
+        tables = {**tables, "evaluations": {**rows, **{EVALUATED + key: values for key, values in rows.items()}}}
+        known |= {column for table in tables.values() for column in table} - _WHEN
+        table = next((table for table in tables.values() if column in table), None)
         if table is not None:
-            x = np.asarray(table["step"], dtype=np.float64)
-            traces.append(Trace(name, x, np.clip(np.asarray(table[column], dtype=np.float64), -MOST, MOST)))
-    if not traces:
-        known = sorted({name for _, _, tables in runs for table in tables.values() for name in table} - {"step"})
-        raise unknown("column", column, known)
-    values = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
+            x, y = (np.asarray(table[key], dtype=np.float64) for key in ("step", column))
+            lines.append(Line(name, x, y))
+    if not lines:
+        raise no_column(column, known)
+    values = np.concatenate([line.y[np.isfinite(line.y)] for line in lines])
     log = bool(values.size and values.min() > 0 and values.max() > SPAN * values.min())
-    words = LABELS.get(column, column)
-    panel = Panel(column, title, "optimizer steps", words, "y" * log, traces)
-    return Chart([panel], {name: opt for name, opt, _ in runs}, columns=1)
+    panel = Panel(title, X_AXES["steps"], label(column), "y" * log, lines)
+    return Figure([panel], {name: opt for name, opt, _ in runs}, columns=1)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api.figures import shown_figure
+from bench.api.figures import altair_chart
 from bench.api.runs import Run, Runs
 from bench.errors import UserError
 from bench.output import ENDINGS
@@ -15,7 +15,7 @@ from bench.results.render import FORMATS, as_json, html_fragment, markdown, text
 from bench.results.table import Board
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import altair as alt
 
     from bench.commands.comparison import Ranking
     from bench.sweeps.sensitivity import Curve, Sensitivity
@@ -109,12 +109,12 @@ class Sweep:
 
         return Table(board(self.sensitivity))
 
-    def figure(self) -> "Figure":
+    def figure(self) -> "alt.TopLevelMixin":
         """The final metric and the fraction of diverged seeds against the swept setting."""
-        from bench.sweeps.sensitivity_plot import describe
+        from bench.plots.sweep import sweep_spec
         from bench.text import CONVERGED
 
-        return shown_figure(describe(self.sensitivity, CONVERGED))
+        return altair_chart(sweep_spec(self.sensitivity, CONVERGED, live=True))
 
     def __str__(self) -> str:
         return str(self.table)
@@ -184,7 +184,7 @@ class Study:
         """
         return Sweep(self.trials, self.result.analyse())
 
-    def figure(self) -> "Figure":
+    def figure(self) -> "alt.TopLevelMixin":
         """The metric of the trials against the searched settings."""
         return self.sweep.figure()
 
@@ -232,16 +232,18 @@ class Comparison:
             raise UserError("no winner has run on fresh seeds yet")
         return Table(self.ranking.boards[0])
 
-    def figure(self) -> "Figure":
+    def figure(self) -> "alt.TopLevelMixin":
         """The effect size of each optimizer relative to the reference, with its interval.
 
         Raises:
             UserError: there is nothing to draw.
         """
         chart = self.ranking.forest
-        if chart is None or not chart.panels[0].traces:
-            raise UserError("nothing to draw: " + ("no fresh seeds" if chart is None else chart.panels[0].note))
-        return shown_figure(chart.shown)
+        if chart is None or not chart.drawn:
+            raise UserError(
+                "nothing to draw: " + ("no fresh seeds" if chart is None else "; ".join(chart.panels[0].notes))
+            )
+        return altair_chart(chart.spec())
 
     def __str__(self) -> str:
         return "\n".join([str(self.table), *self.verdicts])

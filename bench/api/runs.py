@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.api.figures import curves_of, shown_figure
+from bench.api.figures import altair_chart, curves_of
 from bench.boards.collect import facts
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown, unknown_run
@@ -24,8 +24,8 @@ from bench.text import counted, word_of
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
+    import altair as alt
     import pyarrow as pa
-    from matplotlib.figure import Figure
 
     from bench.results.stats import Interval
 
@@ -129,7 +129,7 @@ class Run:
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
 
-    def figure(self, column: str = "loss") -> "Figure":
+    def figure(self, column: str = "loss") -> "alt.TopLevelMixin":
         """A column of the curve, or else of the measurements, against optimizer steps.
 
         Raises:
@@ -251,7 +251,7 @@ class Runs(Sequence[Run]):
             columns[name] = pa.array(_alike([own.get(name) for own in settings]))
         return pa.table(columns)
 
-    def figure(self, column: str = "loss") -> "Figure":
+    def figure(self, column: str = "loss") -> "alt.TopLevelMixin":
         """A column of the curves, or else of the measurements, against optimizer steps: one line per run.
 
         Raises:
@@ -259,8 +259,9 @@ class Runs(Sequence[Run]):
         """
         if not self._runs:
             raise UserError("there are no runs to draw")
-        named = [(_label(run, self._runs), run.opt, run.tables) for run in self._runs]
-        return shown_figure(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column))
+        tables = [{**run.tables, "evaluations": run.evaluations} for run in self._runs]
+        named = [(_label(run, self._runs), run.opt, read) for run, read in zip(self._runs, tables, strict=True)]
+        return altair_chart(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column).spec())
 
     def __repr__(self) -> str:
         return f"<Runs: {counted(len(self), 'run')}>"

@@ -11,9 +11,8 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry
 from bench.boards.shared import board_table
 from bench.results import sequential, stats
-from bench.results.chart import Array
 from bench.results.group import Seed, mean_interval
-from bench.results.stats import Interval
+from bench.results.stats import Array, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.tables import Columns
 

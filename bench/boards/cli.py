@@ -1,4 +1,4 @@
-"""The commands leaderboard, report and plot."""
+"""The command leaderboard, and what report and plot share with it."""
 
 import sys
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
-from bench.output import answer, check_output, format_of, open_stores, remark, warn_of, write, write_into
+from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 
 if TYPE_CHECKING:
     from bench.results.table import Board
@@ -82,7 +82,8 @@ def warn(stores: Any, collected: Any) -> int:
     return code
 
 
-def _left_out(stores: Any, collected: Any) -> dict[str, list[str]]:
+def left_out(stores: Any, collected: Any) -> dict[str, list[str]]:
+    """What is damaged or excluded, for JSON."""
     return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *collected.damaged])), "notes": collected.notes}
 
 
@@ -137,48 +138,3 @@ def _with_columns(boards: "list[Board]", names: list[str]) -> "list[Board]":
         tables = [replace(t, columns=[c for c in t.columns if c.key in ("opt", *names)]) for t in board.tables]
         kept.append(replace(board, tables=[table for table in tables if len(table.columns) > 1]))
     return kept
-
-
-def run_report(args: Args) -> int:
-    """`bench report`: 0 done, 1 a run could not be read."""
-    from bench.boards.page import page, stores_in_words
-
-    if args.out.is_dir():
-        raise UserError(f"-o {args.out}: it is a folder; name a file, such as -o {args.out / 'report.html'}")
-    if not args.out.exists():
-        check_output(args.out.parent)  # fail before the boards are made
-    stores, what = requested(args)
-    text = page(what, len(stores.runs), stores_in_words(stores), len(stores.damaged))
-    code = warn(stores, what)
-    write(args.out, text)
-    if args.json:
-        answer({"out": args.out, "runs": len(stores.runs), **_left_out(stores, what)})
-    return code
-
-
-def run_plot(args: Args) -> int:
-    """`bench plot`: 0 done, 1 a run could not be read."""
-    if args.out is None:
-        raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
-    if args.y is not None and args.chart != "curves":
-        raise UserError(f"--y {args.y}: only curves have selectable columns, not {args.chart}")
-    from bench.boards.charts import CHARTS, curves, nothing_to_draw
-    from bench.results.draw import check_ending, picture
-
-    check_ending(args.out)
-    stores, what = requested(args)
-    chart = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
-    code = warn(stores, what)
-    if not chart.shown.panels:
-        raise nothing_to_draw(chart)
-    drawn = chart.shown
-    if args.no_caption:
-        alone = [replace(panel, title="") for panel in drawn.panels] if len(drawn.panels) == 1 else drawn.panels
-        drawn = replace(drawn, panels=alone, captioned=False)
-    write(args.out, picture(drawn, args.out.suffix))
-    for panel in (panel for panel in chart.panels if not panel.traces):
-        remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.note.splitlines())}")
-    if args.json:
-        panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
-        answer({"out": args.out, "panels": panels, **_left_out(stores, what)})
-    return code

@@ -92,6 +92,17 @@ class Collected:
         """The entries by problem."""
         return _by_problem(self.entries)
 
+    @property
+    def ours(self) -> frozenset[str]:
+        """The reader's own optimizers: those that the suite lacks, or else those with runs beside the shipped ones.
+
+        Empty if that is all of them.
+        """
+        opts = {entry.opt for entry in self.chosen}
+        own = opts - {*OPTIMIZERS.own}
+        own = own or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
+        return frozenset(own if own != opts else ())
+
     def reference_of(self, problem: Problem) -> Entry | None:
         """The entry that a problem's others are compared with, preferring tuned to default to by hand.
 

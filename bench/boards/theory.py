@@ -11,10 +11,9 @@ from bench.boards.entries import Entry, Problem
 from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.boards.speed import REACHES, median_time_to
 from bench.results import stats
-from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
 from bench.results.selection import End
-from bench.results.stats import LEAST_POINTS, Interval
+from bench.results.stats import LEAST_POINTS, Array, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.store.tables import Columns

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.config.run_config import RunConfig
     from bench.execute.cluster import Crew
-    from bench.results.chart import Chart
+    from bench.plots.panels import Figure
     from bench.results.table import Board
     from bench.store.reports import StudyRecord
     from bench.tuning.spec import StudySpec
@@ -282,14 +282,14 @@ class Ranking(NamedTuple):
 
     boards: "list[Board]"
     said: list[str]
-    forest: "Chart | None"
+    forest: "Figure | None"
 
 
 def ranking(results: "Sequence[StudyResult]", args: Args) -> Ranking:
     """The ranked tables of the results of these studies."""
-    from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
+    from bench.plots.forest import forest
     from bench.tuning.suite import by_task
 
     ranked = [entries for of_task in by_task(results).values() if (entries := _ranked(of_task, args)) is not None]
@@ -314,7 +314,6 @@ def _together(ranked: "Sequence[Collected]") -> "Collected":
 
 def _show(results: "Sequence[StudyResult]", args: Args, out: Path, command: str) -> int:
     """Print and write the result."""
-    from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite
     from bench.tuning.summary import as_json as study_json
@@ -324,9 +323,9 @@ def _show(results: "Sequence[StudyResult]", args: Args, out: Path, command: str)
         boards, said, chart = ranking(results, args)
         if boards:
             write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
-        if chart is not None and chart.shown.panels:
+        if chart is not None and chart.drawn:
             for ending in (".png", ".pdf"):
-                write(out / f"forest{ending}", picture(chart.shown, ending))
+                write(out / f"forest{ending}", chart.picture(ending))
     if args.json:
         studies = [study_json(result) for result in results]
         answer({"out": out, "studies": studies, "boards": as_json(boards), "said": said})

@@ -44,8 +44,8 @@ def main(args: Args) -> int:
         from bench.config.run_config import resolve
         from bench.execute import Effort
         from bench.execute.command import results_of
+        from bench.plots.theme import check_ending
         from bench.progress import SweepProgress
-        from bench.results.draw import check_ending, picture
 
         check_ending(args.out)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
@@ -59,8 +59,8 @@ def main(args: Args) -> int:
     if results is None:
         return 130
     from bench.boards.collect import Collected
-    from bench.boards.curves import curves
     from bench.boards.quality import quality
+    from bench.plots.curves import curves
     from bench.results.render import as_json, written
     from bench.store.store import Store
 
@@ -71,7 +71,7 @@ def main(args: Args) -> int:
     if not args.json:
         words = (textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST))
         print(written([board], "table", None), *words, sep="\n", flush=True)
-    write(out, picture(curves(found).shown, out.suffix))
+    write(out, curves(found).picture(out.suffix))
     if args.json:
         following = [command for command, _ in NEXT]
         answer({"boards": as_json([board]), "said": [verdict, HONEST], "plot": out, "next": following})

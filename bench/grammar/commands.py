@@ -176,7 +176,7 @@ _ALL = (
         " and draw their training curves. The command downloads and tunes nothing.",
         more="If its runs are stored, the command takes about 2 s.",
         options=(
-            _out("plot, ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
+            _out("plot, ends in .png, .pdf, .svg or .html (default: quickstart.png)", "FILE",
                  default=Path("quickstart.png")),
             JSON, DATA, STORE,
         ),
@@ -331,7 +331,8 @@ _ALL = (
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
-        text="Draw stored runs for a paper, one panel per problem, as PNG, PDF or SVG by the file's suffix.",
+        text="Draw stored runs for a paper, one panel per problem, as PNG, PDF, SVG or interactive HTML by the"
+             " file's suffix.",
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
         " profile: share of runs that have reached the target against the budget; steps: step sizes"
@@ -339,8 +340,11 @@ _ALL = (
         " with --trainer.observe. Exit code 1: a run could not be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
-            _out("ends in .png, .pdf or .svg", "FILE"),
-            Option("y", "for curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
+            _out("ends in .png, .pdf, .svg or .html", "FILE"),
+            Option("y", "for curves: a column such as grad_norm or alignment, or an evaluated quantity such as"
+                   " accuracy or val_loss (default loss)", "COLUMN"),
+            Option("x", "for curves: steps (default), epochs or seconds", "AXIS",
+                   choices=("steps", "epochs", "seconds")),
             Option("no-caption", "omit the text below the panels and the title of a single panel"),
             JSON, *_CHOICE,
         ),

@@ -49,6 +49,12 @@ def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
     return next((names[near] for near in get_close_matches(_plain(word), names, 1, least)), None)
 
 
+def several(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names closest to a misspelt word, at most so many; none that are not close."""
+    names = {_plain(name): name for name in known}
+    return [names[near] for near in get_close_matches(_plain(word), names, most)]
+
+
 def meant(word: str, known: Iterable[str]) -> str | None:
     """The option that a word means: a synonym, else the nearest; both with their dashes."""
     names = {_plain(name): name for name in known}

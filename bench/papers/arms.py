@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bench.config.run_config import settings_of
-from bench.results.chart import Array
 from bench.results.group import Group, Seed, seed_of
+from bench.results.stats import Array
 from bench.store.record import RunResult
 from bench.store.tables import Columns
 

@@ -20,7 +20,7 @@ from bench.papers.arms import Arm
 from bench.papers.series import common_series, first_reached, how_ended, paired, points_within, too_few, values_at
 from bench.papers.verdicts import Finding, Part, Verdict, in_words, over_seeds, together, within, without_numbers
 from bench.results import stats
-from bench.results.chart import Array
+from bench.results.stats import Array
 from bench.text import number, why_wrong
 
 if TYPE_CHECKING:  # pydantic validates the other arguments

@@ -3,41 +3,45 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Panel, lines
-from bench.papers.verdicts import Finding, Verdict
-from bench.results import chart
-from bench.results.chart import WORDS, Array, axis_limits, letter
+from bench.papers.verdicts import Finding
+from bench.plots.panels import WORDS, Figure, Line, axis_limits, layer, titled
+from bench.plots.panels import Panel as Drawing
+from bench.plots.theme import base
+from bench.results.stats import Array
+from bench.text import clean
 
 LABELS = WORDS | {
-    "step": "optimizer steps $t$",
-    "distance": "distance of directions\n" + r"$\|\,W/\|W\| - W_\mathrm{mm}/\|W_\mathrm{mm}\|\,\|$",
-    "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
-    "norm_W": r"$\|W\|$",
-    "relative_norm_W": r"$\|W\|\,/\,\|W_\mathrm{mm}\|$",
+    "step": "optimizer steps t",
+    "distance": "distance of the directions of W and W_mm",
+    "alignment": "alignment of W with W_mm (cosine)",
+    "norm_W": "norm of W",
+    "relative_norm_W": "norm of W / norm of W_mm",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
     "on_optimal": "softmax weight\non the optimal token",
     "attn_score": "softmax mass on\nrelevant tokens",
     "off_relevant": "1 \N{MINUS SIGN} softmax mass on\nrelevant tokens",
-    "avg_norm_W": r"$H^{-1}\,\sum_h\,\|W_h\|$",
-    "avg_norm_U": r"$H^{-1/2}\,\sum_h\,\|U_h\|$",
-    "align_W": r"alignment of $W$ with the planted head (cosine)",
-    "align_U": r"alignment of $U$ with the planted head (cosine)",
-    "distance_u": "distance of directions\n" + r"$\|\,u/\|u\| - u_\mathrm{mm}/\|u_\mathrm{mm}\|\,\|$",
+    "avg_norm_W": "mean over heads of the norm of W",
+    "avg_norm_U": "\N{SQUARE ROOT}H \N{MULTIPLICATION SIGN} mean over heads of the norm of U",
+    "align_W": "alignment of W with the planted head (cosine)",
+    "align_U": "alignment of U with the planted head (cosine)",
+    "distance_u": "distance of the directions of u and u_mm",
     "min_margin": "smallest margin",
     "mean_margin": "mean margin",
     "entropy": "entropy of attention (nats)",
 }
 """Axis labels of columns; others have their own name."""
-Drawn = list[tuple[Arm, list[chart.Trace], int]]
+Drawn = list[tuple[Arm, list[Line], int]]
 """The arms of a panel, each with its lines and the number of seeds behind them."""
 
 
-def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> chart.Chart:
+def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> Figure:
     """The chart. Arms with the same label in different panels share a style and a legend entry.
 
     Args:
@@ -51,27 +55,25 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
     if not arms:
         raise UserError("there are no arms to draw")
     drawn: list[Drawn] = [[(arm, *lines(panel, arm)) for arm in _chosen(panel, arms)] for panel in spec.panels]
-    return chart.Chart(
-        [_panel(k, panel, rows) for k, (panel, rows) in enumerate(zip(spec.panels, drawn, strict=True))],
+    return Figure(
+        [_panel(panel, rows) for panel, rows in zip(spec.panels, drawn, strict=True)],
         {arm.label: arm.label for rows in drawn for arm, _, _ in rows},
-        spec.columns,
-        _caption(spec, drawn),
-        spec.ordered,
-        formulas=True,
+        columns=spec.columns,
+        ordered=spec.ordered,
         watermark=watermark,
     )
 
 
-def _panel(k: int, panel: Panel, arms: Drawn) -> chart.Panel:
+def _panel(panel: Panel, arms: Drawn) -> Drawing:
     """Lines, bands and guides."""
-    drawn = [line for _, curves, _ in arms for line in curves]
     none = np.empty(0)
-    traces = [line for arm, curves, _ in arms for line in curves or [chart.Trace(arm.label, none, none, marks="some")]]
-    ends = [values for line in drawn for values in line.band or (line.y,)]
+    lines = [line for arm, curves, _ in arms for line in curves or [Line(arm.label, none, none)]]
+    ends = [line.y if end is None else end for line in lines for end in (line.low, line.high)]
     limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
-    guides = [chart.Trace(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
-    x, y = (LABELS.get(column, column.replace("$", r"\$")) for column in (panel.x, panel.y))
-    return chart.Panel(f"panel-{k}", panel.title, x, y, panel.log, traces, limits=limits, guides=guides)
+    some = [line for line in lines if len(line.x)]
+    guides = [Line(g.label, *_guide_points(g, some[0], panel, limits)) for g in panel.guides if some]
+    x, y = (LABELS.get(column, column) for column in (panel.x, panel.y))
+    return Drawing(panel.title, x, y, panel.log, lines, _notes(panel, arms), limits, "some", guides)
 
 
 def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
@@ -87,7 +89,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     return chosen
 
 
-def _guide_points(guide: Guide, line: chart.Trace, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
+def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
     """The points of a guide inside the panel."""
     log_x = "x" in panel.log
     position = np.log(line.x) if log_x else line.x
@@ -101,61 +103,36 @@ def _guide_points(guide: Guide, line: chart.Trace, panel: Panel, y_range: tuple[
     return x[inside], y[inside]
 
 
-def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
-    """What lines, bands, crosses and guides are, in one paragraph."""
-    facts: dict[str, list[int]] = {}
-    for k, panel in enumerate(spec.panels):
-        if (panel.smooth or 1) > 1:
-            facts.setdefault(f"running mean over at most {panel.smooth} steps", []).append(k)
-    if apart := [k for k, rows in enumerate(drawn) if any(len(curves) > 1 for _, curves, _ in rows)]:
-        facts["a line for each seed"] = apart
-    parts = [_means(spec, drawn)]
-    parts += [f"{'All' if len(ks) == len(spec.panels) else _letters(ks)}: {fact}." for fact, ks in facts.items()]
-    if any(
-        line.cross and (panel.floor is None or line.cross[1] >= panel.floor)
-        for panel, rows in zip(spec.panels, drawn, strict=True)
-        for _, curves, _ in rows
-        for line in curves
-    ):
-        parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
-    if any(panel.guides for panel in spec.panels):
-        parts.append("Grey: reference rates, not fits.")
-    return " ".join(parts)
-
-
-def _letters(panels: Sequence[int]) -> str:
-    return ", ".join(f"({letter(k)})" for k in panels)
-
-
-def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
-    """The number of seeds, with the arms that have another one, and the kind of mean."""
-    seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
-    for k, rows in enumerate(drawn):
-        for arm, _, count in rows:
-            of = "" if count == len(arm.runs) else f" of {len(arm.runs)}"
-            seeds.setdefault(arm.label, {}).setdefault(f"{count}{of}", []).append(k)
-    tally = Counter(count for counts in seeds.values() for count, panels in counts.items() for _ in panels)
-    most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
-    others = [
-        f"{label}{'' if len(counts) == 1 else f' in {_letters(panels)}'}: {count}"
-        for label, counts in seeds.items()
-        for count, panels in counts.items()
-        if count != most
+def _notes(panel: Panel, arms: Drawn) -> list[str]:
+    """What lines, bands, crosses and guides are."""
+    lines = [line for _, curves, _ in arms for line in curves]
+    counts = {a.label: f"{n}" + f" of {len(a.runs)}" * (n != len(a.runs)) for a, _, n in arms}
+    most = max(counts.values(), key=lambda count: ([*counts.values()].count(count), int(count.split()[0])))
+    others = ", ".join(f"{label}: {count}" for label, count in counts.items() if count != most)
+    seeds = f"{most} seed{'s' * (most != '1')}" + f" ({others})" * bool(others)
+    mean = f"{'geometric ' * ('y' in panel.log)}mean over {seeds}; bands: minimum to maximum over seeds"
+    ends = (line.cross[1] for line in lines if line.cross)
+    crossed = any(panel.floor is None or y >= panel.floor for y in ends)
+    return [
+        f"lines: {mean if any(line.low is not None for line in lines) else seeds}",
+        *[f"running mean over at most {panel.smooth} steps"] * ((panel.smooth or 1) > 1),
+        *["a line for each seed"] * any(len(curves) > 1 for _, curves, _ in arms),
+        *["\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others"] * crossed,
+        *["grey: reference rates, not fits"] * bool(panel.guides),
     ]
-    number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
-    if not any(line.band for rows in drawn for _, curves, _ in rows for line in curves):
-        return f"Lines: {number}."
-    logs = {"y" in panel.log for panel in spec.panels}
-    mean = "geometric mean" if logs == {True} else "mean"
-    aside = ", geometric where y is logarithmic" if logs == {True, False} else ""
-    return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."
 
 
-_MAP: tuple[Verdict, ...] = ("holds", "faster than claimed", "undecided", "fails")
+_MARKS = {
+    "holds": ("#009E73", "circle"),
+    "faster than claimed": ("#0072B2", "triangle-up"),
+    "undecided": ("#999999", "diamond"),
+    "fails": ("#D55E00", "cross"),
+}
+"""Colour and shape of a verdict."""
 
 
-def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> chart.Chart:
-    """The verdicts of a search: a mark for each claim at each combination of constants.
+def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> dict[str, Any]:
+    """The verdicts of a search in Vega-Lite: a mark for each claim at each combination of constants.
 
     There is a panel for each value of the first constant with several values.
 
@@ -163,41 +140,33 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         region: points of the search with their findings by claim; at least one.
     """
     points = [at for at, _ in region]
-    names = list(dict.fromkeys(name for _, findings in region for name in findings))
     vary = [key for key in points[0] if len({str(at[key]) for at in points}) > 1]
     first, *rest = vary if len(vary) > 1 else ["", *vary]
-    panels = []
-    for value in dict.fromkeys(at.get(first) for at in points):
-        shown = [(at, findings) for at, findings in region if at.get(first) == value]
-        traces = []
-        for verdict in _MAP:
-            marks = [
-                (i, k)
-                for i, (_, findings) in enumerate(shown)
-                for k, name in enumerate(names)
-                if name in findings and findings[name].verdict == verdict
-            ]
-            x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
-            hollow = verdict == "undecided"
-            traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
-        ticks = {float(i): ", ".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(shown)}
-        across = ", ".join(_short(key) for key in rest)
-        panels.append(
-            chart.Panel(
-                f"map-{len(panels)}",
-                f"{_short(first)} = {value}" if first else "",
-                across,
-                "",
-                "",
-                traces,
-                limits=(0.6 - len(names), 0.6),
-                x_limits=(-0.6, len(shown) - 0.4),
-                x_ticks=ticks,
-                y_ticks={-float(k): name for k, name in enumerate(names)},
-            )
-        )
-    caption = "A mark for each claim at each combination of the constants, with Holm's correction over these."
-    return chart.Chart(panels, {verdict: verdict for verdict in _MAP}, min(2, len(panels)), caption)
+    rows = [
+        {
+            "panel": f"{_short(first)} = {at[first]}" if first else "",
+            "at": ", ".join(str(at[key]) for key in rest),
+            "claim": clean(name),
+            "verdict": finding.verdict,
+        }
+        for at, findings in region
+        for name, finding in findings.items()
+        if finding.verdict in _MARKS
+    ]
+    scales = dict(zip(("color", "shape"), map(list, zip(*_MARKS.values(), strict=True)), strict=True))
+    x = {"field": "at", "type": "nominal", "sort": None, "title": ", ".join(map(_short, rest)) or None}
+    y = {"field": "claim", "type": "nominal", "sort": None, "title": None, "axis": {"grid": True, "labelLimit": 400}}
+    of = {"field": "verdict", "type": "nominal", "legend": {"orient": "top", "symbolSize": 90}}
+    marks = {channel: of | {"scale": {"domain": [*_MARKS], "range": values}} for channel, values in scales.items()}
+    drawn = layer("point", dict(x=x, y=y, **marks), filled=True, size=90)
+    about = "A mark for each claim at each combination of the constants, with Holm's correction over these."
+    return base() | {
+        "data": {"values": rows},
+        "facet": {"field": "panel", "type": "nominal", "sort": None, "title": None},
+        "columns": 2,
+        "spec": drawn | dict(width={"step": 26}, height={"step": 20}),
+        "title": titled(about, 500),
+    }
 
 
 def _short(constant: str) -> str:

@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field, model_validator
 from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm
-from bench.results.chart import Array, Trace, thinned
+from bench.plots.panels import Line, thinned
+from bench.results.stats import Array
 
 MOST_POINTS = 2000
 
@@ -90,7 +91,7 @@ class FigureSpec(Described):
 # -- numbers --------------------------------------------------------------------------------------------------------
 
 
-def lines(panel: Panel, arm: Arm) -> tuple[list[Trace], int]:
+def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
     """An arm's lines in a panel, and the number of seeds that have values there.
 
     A line is the mean over seeds: finite, and positive on logarithmic axes. Its band is the lowest and highest value,
@@ -150,7 +151,7 @@ def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
     return np.exp(value) if log else value
 
 
-def _mean_line(arm: Arm, x: Array, y: Array, panel: Panel) -> Trace:
+def _mean_line(arm: Arm, x: Array, y: Array, panel: Panel) -> Line:
     """The mean over seeds, geometric on a logarithmic axis, of y of shape (S, P) at x of shape (P,); NaN is skipped."""
     present = np.isfinite(y)
     keep = present.any(0)
@@ -162,5 +163,5 @@ def _mean_line(arm: Arm, x: Array, y: Array, panel: Panel) -> Trace:
     ended = (float(x[last.min()]), float(mean[last.min()])) if last.min() < len(x) - 1 else None
     low, high = np.fmin.reduce(y, axis=0), np.fmax.reduce(y, axis=0)
     some = thinned(x, "x" in panel.log, MOST_POINTS)
-    band = (low[some], high[some]) if len(last) > 1 else None
-    return Trace(arm.label, x[some], mean[some], band, marks="some", cross=ended)
+    band = {"low": low[some], "high": high[some]} if len(last) > 1 else {}
+    return Line(arm.label, x[some], mean[some], **band, cross=ended)

@@ -21,8 +21,8 @@ from bench.papers.experiments import DERIVED, Experiment, Settings, load
 from bench.papers.figure_chart import constants_map, describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
+from bench.plots.theme import write_pictures
 from bench.progress import SweepProgress, doing
-from bench.results.draw import write_pictures
 from bench.store.files import replacing
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -185,7 +185,8 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
     region = _map([(point, _judge(at_point, collect(point_jobs)[0])) for point, at_point, point_jobs in request.points])
     result = Reproduction(name, experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):
-        write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
+        drawn = describe(experiment.figure, arms, watermark="quick" if version.quick else "")
+        write_pictures(drawn.spec(live=False), folder / "figure")
         if region:
             write_pictures(constants_map(region), folder / "map")
         _write_data(arms.values(), folder)

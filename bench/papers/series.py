@@ -7,8 +7,7 @@ import numpy as np
 
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
-from bench.results.chart import Array
-from bench.results.stats import LEAST_POINTS
+from bench.results.stats import LEAST_POINTS, Array
 from bench.text import cell
 
 

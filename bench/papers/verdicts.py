@@ -16,8 +16,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from bench.results import stats
-from bench.results.chart import Array
-from bench.results.stats import Interval
+from bench.results.stats import Array, Interval
 from bench.text import cell
 
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]

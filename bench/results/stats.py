@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, chdtri, stdtrit
 
+Array = NDArray[np.float64]
+
 SPACING = 0.05
 """Least distance in decades between the points of a fit against log x: at most twenty points per decade. Ours."""
 WINDOW = 0.25
@@ -136,7 +138,7 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
     return of_logarithms(wider) if log else wider
 
 
-def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[NDArray[np.float64], ...]:
+def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[Array, ...]:
     """The ratio of two means over seeds, with its 95 % interval by the jackknife of its logarithm (Tukey 1958).
 
     Args:
@@ -167,7 +169,7 @@ def within(interval: Interval, low: float, high: float) -> Interval:
     return replace(interval, low=max(interval.low, low), high=min(interval.high, high))
 
 
-def are_equal(values: NDArray[np.float64]) -> bool:
+def are_equal(values: Array) -> bool:
     """Whether values differ only by the rounding of a sum or two; their deviation would be that error."""
     return bool(np.ptp(values) <= 8 * np.finfo(np.float64).eps * np.abs(values).max())
 
@@ -201,7 +203,7 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
     return float(gradient), float(v.mean() - gradient * u.mean()), float(r2)
 
 
-def thin(x: NDArray[np.float64]) -> list[int]:
+def thin(x: Array) -> list[int]:
     """Indices of points that are spread evenly over log x.
 
     Without thinning, most steps are at the right end.
@@ -218,7 +220,7 @@ def thin(x: NDArray[np.float64]) -> list[int]:
     return kept if not kept or x[kept[-1]] == x[-1] else [*kept, x.size - 1]
 
 
-def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float, high: float) -> float:
+def power_law_decades(x: Array, y: Array, low: float, high: float) -> float:
     """Length of the longest range of x over which y is a power law in x with a local exponent in [low, high].
 
     The local exponent at a point is the least-squares slope of log y on log x over the points within `WINDOW` / 2

@@ -11,6 +11,8 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,23 +178,44 @@ def read_parquet(path: Path, run_id: str) -> Columns:
         Damaged: it is not such a table.
     """
     import numpy as np
-    import pyarrow.compute as pc
 
-    if is_there(path) is None:
+    found = is_there(path)
+    if found is None:
         return {}
-    with _opened(path) as file:
-        # pyarrow's `filters` would scan all row groups and take ten times as long.
-        groups = [i for i, ids in enumerate(_ids(file)) if ids is None or ids[0] <= run_id <= ids[1]]
-        rows = file.read_row_groups(groups, use_threads=False)
-        ids = rows["run_id"]
-        if ids.null_count or any(part.dictionary.to_pylist() != [run_id] for part in ids.chunks):  # of several runs
-            rows = rows.filter(pc.field("run_id") == run_id)
-        rows = rows.drop(["run_id"])
-        columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
+    version = found.st_ino, found.st_size, found.st_mtime_ns
+    # pyarrow's `filters` would scan all row groups and take ten times as long.
+    groups = [i for i, ids in enumerate(_ends(path, version)) if ids is None or ids[0] <= run_id <= ids[1]]
+    rows, places = _row_groups(path, version, tuple(groups))
+    rows = rows.slice(*places.get(run_id, (0, 0)))
+    columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
     for column in columns.values():
         column[~np.isfinite(column)] = np.nan
     _check_steps(path, columns["step"])
     return columns
+
+
+@lru_cache(maxsize=256)
+def _ends(path: Path, version: tuple[int, ...]) -> list[tuple[str, str] | None]:
+    """The first and last run id of each row group; None for a group without statistics."""
+    with _opened(path) as file:
+        found = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
+    return [(own.min, own.max) if own is not None and own.has_min_max else None for own in found]
+
+
+@lru_cache(maxsize=4)  # boards read the runs of a block one by one
+def _row_groups(
+    path: Path, version: tuple[int, ...], groups: tuple[int, ...]
+) -> "tuple[pa.Table, dict[str, tuple[int, int]]]":
+    """The rows of row groups without run ids, and the first row and the number of rows of each run."""
+    with _opened(path) as file:
+        rows = file.read_row_groups(groups, use_threads=False)
+    places, first = dict[str, tuple[int, int]](), 0
+    for run_id, own in groupby(rows["run_id"].to_pylist()):
+        count = len(list(own))
+        if run_id in places:
+            raise Damaged(path, "its rows are not sorted by run")
+        places[run_id], first = (first, count), first + count
+    return rows.drop(["run_id"]), places
 
 
 def rows_of(path: Path) -> int:
@@ -225,12 +248,6 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         raise Damaged(path, MISSING) from None
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
-
-
-def _ids(file: "pq.ParquetFile") -> list[tuple[str, str] | None]:
-    """The first and last run id of each row group; None for a group without statistics."""
-    found = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
-    return [(own.min, own.max) if own is not None and own.has_min_max else None for own in found]
 
 
 def _check_steps(path: Path, steps: "NDArray[np.float64]") -> None:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
+from bench.plots.sweep import sweep_spec
+from bench.plots.theme import write_pictures
 from bench.process import as_options
-from bench.results.draw import write_pictures
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
@@ -38,7 +39,6 @@ from bench.results.selection import (
 from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
-from bench.sweeps.sensitivity_plot import describe
 from bench.text import clean, counted, is_number, plain
 from optimizers.plugins import bare
 
@@ -469,7 +469,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
         )
         with table.open("w", encoding="utf-8", newline="") as file:
             file.writelines(csv_lines(own, rows))
-        pictures = write_pictures(describe(sweep, CONVERGED), folder / "sensitivity")
+        pictures = write_pictures(sweep_spec(sweep, CONVERGED), folder / "sensitivity")
     return [md, table, *pictures]
 
 

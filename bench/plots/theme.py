@@ -1,0 +1,219 @@
+"""The look of all charts: a colour and a dash for each optimizer, fonts, sizes, files."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.errors import UserError
+
+ENDINGS = (".png", ".svg", ".pdf", ".html")
+DPI = 300
+SCREEN = 110
+"""Pixels of a chart per inch in print: 11 pixels of a letter are 7.2 points."""
+
+_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#222222", "#E69F00", "#56B4E9", "#882255",
+    "#999933", "#332288", "#999999", "#44AA99", "#661100", "#AA4499",
+)  # fmt: skip
+"""Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white, then
+Tol's olive, indigo, a grey, and his teal, brown and purple."""
+_OURS = ("#C2185B", "#4A148C", "#00838F")
+"""Colours of the reader's own optimizers, which no other has."""
+_BUILT_IN = (
+    "adamw", "muon", "sgdm", "sngd", "gd", "ngd", "adam", "sps", "sgd", "momo", "sfadamw", "ps",
+)  # fmt: skip
+"""Optimizers with a fixed colour and dash: the same in all charts, whoever else is drawn."""
+_SOLID = [1, 0]
+_DASHES = (
+    _SOLID, [7, 2], [2, 2], [9, 2, 2, 2], [4, 2], [14, 3], [9, 2, 2, 2, 2, 2], [14, 2, 5, 2],
+    [3, 3], [6, 5], [11, 5], [3, 1, 1, 1],
+)  # fmt: skip
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
+_VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#c5d92d")
+"""Anchors of the sequence for ordered names, without its end that is invisible on white."""
+GREY = "#888888"
+FAINT = 0.08
+"""Opacity of what a click on the legend has not chosen."""
+
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+"""vl-convert brings the first; the others have the same widths."""
+WIDTH, HEIGHT = 300, 190
+"""Pixels of a panel."""
+CONFIG: dict[str, Any] = {
+    "font": FONT,
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {
+        "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "gridColor": "#e6e6e6",
+        "domainColor": "#888888", "tickColor": "#888888", "labelColor": "#333333", "titleColor": "#222222",
+        "tickCount": 5, "titlePadding": 6, "labelOverlap": "greedy", "labelLimit": 260,
+    },
+    "legend": {
+        "labelFontSize": 11, "labelLimit": 330, "symbolSize": 500, "symbolStrokeWidth": 2, "title": None,
+        "labelColor": "#222222", "columnPadding": 14, "rowPadding": 2, "offset": 8,
+    },
+    "axisY": {"minExtent": 36},
+    "title": {
+        "frame": "group",
+        "fontSize": 12, "fontWeight": "bold", "anchor": "start", "color": "#222222", "offset": 8,
+        "subtitleColor": "#555555", "subtitleFontSize": 11,
+    },
+    "concat": {"spacing": 22},
+}  # fmt: skip
+
+
+def base() -> dict[str, Any]:
+    """The beginning of a chart in Vega-Lite."""
+    return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG}
+
+
+class Look(NamedTuple):
+    """How an optimizer is drawn."""
+
+    color: str
+    dash: list[int]
+    shape: str
+    width: float = 1.6
+
+
+def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = False) -> dict[str, Look]:
+    """A look for each name.
+
+    A built-in optimizer has its own colour and dash; others take the remaining ones in order. Several settings of an
+    optimizer are shades of its colour with different dashes.
+
+    Args:
+        series: the optimizer of each name, in the order of the legend.
+        ours: the reader's own optimizers: first, solid and strong.
+        ordered: the names are levels of one quantity: colours from a sequence, from dark to light.
+    """
+    ours = {*ours}
+    series = dict(sorted(series.items(), key=lambda item: item[1] not in ours))
+    groups = {opt: [name for name in series if series[name] == opt] for opt in dict.fromkeys(series.values())}
+    fixed = {opt: _BUILT_IN.index(opt) for opt in groups if opt in _BUILT_IN}
+    unused = [i for i in range(len(_COLOURS)) if i not in fixed.values()]
+    own, places = cycle(_OURS), cycle([i for i in unused if i < len(_DASHES)])
+    colours = cycle(sorted(unused, key=lambda i: i < len(_BUILT_IN)))
+    drawn: dict[str, Look] = {}
+    for opt, names in groups.items():
+        at = fixed[opt] if opt in fixed else next(places)
+        colour = next(own) if opt in ours else _COLOURS[fixed[opt] if opt in fixed else next(colours)]
+        for k, (name, shade) in enumerate(zip(names, _shades(colour, len(names)), strict=True)):
+            dash = _SOLID if opt in ours and not k else _DASHES[(at + 5 * k) % len(_DASHES)]
+            drawn[name] = Look(shade, dash, _SHAPES[(at + k) % len(_SHAPES)], 3 if opt in ours else 1.6)
+    if not ordered:
+        return {name: drawn[name] for name in series}
+    steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)
+    return {
+        name: Look(_between(_VIRIDIS, i * steps), _DASHES[i % len(_DASHES)], _SHAPES[i % len(_SHAPES)])
+        for i, name in enumerate(series)
+    }
+
+
+def _shades(colour: str, n: int) -> list[str]:
+    """Shades of a colour, from dark to light; one is the colour itself."""
+    if n == 1:
+        return [colour]
+    ends = mixed(colour, "#000000", 0.35), mixed(colour, "#ffffff", 0.5)
+    return [mixed(*ends, k / (n - 1)) for k in range(n)]
+
+
+def _between(anchors: tuple[str, ...], at: float) -> str:
+    k = min(int(at), len(anchors) - 2)
+    return mixed(anchors[k], anchors[k + 1], at - k)
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """A colour mixed with a share of another one."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + bytes(round((1 - share) * a + share * b) for a, b in pairs).hex()
+
+
+def on_dark(colour: str) -> str:
+    """The counterpart of a colour on a dark page: greys are inverted, dark colours become lighter."""
+    parts = bytes.fromhex(colour[1:])
+    if max(parts) - min(parts) < 12:
+        return "#" + bytes([round(242 - 0.8 * parts[0])] * 3).hex()
+    light = sum(share * part for share, part in zip((0.3, 0.59, 0.11), parts, strict=True)) / 255
+    return mixed(colour, "#ffffff", max(0.0, 0.55 - light))
+
+
+def check_ending(path: Path) -> None:
+    """Refuse an unknown file format.
+
+    Raises:
+        UserError: the name does not end in .png, .svg, .pdf or .html.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"-o {path}: the name of a figure must end in .png, .svg, .pdf or .html")
+
+
+def picture(spec: Mapping[str, Any], ending: str) -> bytes:
+    """The content of a file with this Vega-Lite chart.
+
+    A PNG has 300 dpi. The same chart gives the same bytes, except as PDF, in which the order of objects varies.
+    """
+    import vl_convert
+
+    text = json.dumps(spec)
+    match ending.lower():
+        case ".png":
+            return _small(vl_convert.vegalite_to_png(text, scale=DPI / SCREEN))
+        case ".html":
+            return _PAGE.format(vega=vega(), spec=script_json(spec)).encode()
+    svg = _numbered(vl_convert.vegalite_to_svg(text))
+    return svg.encode() if ending.lower() == ".svg" else vl_convert.svg_to_pdf(svg)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Chart</title><body><div id="chart"></div>
+<script type="module">{vega}</script>
+<script type="module">vegaEmbed("#chart", {spec}, {{ast: true, renderer: "svg"}});</script></body></html>
+"""
+
+
+def vega() -> str:
+    """The scripts that draw Vega-Lite in a page, with `vegaEmbed`; with its option `ast` it needs no `eval`."""
+    import vl_convert
+
+    return (
+        vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )
+
+
+def script_json(data: Any) -> str:
+    """JSON in a script of a page: no name can end the script."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _numbered(svg: str) -> str:
+    """The SVG with ids that count from 0; Vega's count all charts of the process."""
+    places = dict.fromkeys(re.findall(r'id="(?:clip|gradient_?)(\d+)"', svg))
+    order = {number: str(k) for k, number in enumerate(places)}
+    return re.sub(r'((?:id="|url\(#)(?:clip|gradient_?))(\d+)', lambda m: m[1] + order.get(m[2], m[2]), svg)
+
+
+def _small(image: bytes) -> bytes:
+    """The same PNG, compressed better and with its dots per inch."""
+    from PIL import Image
+
+    smaller = BytesIO()
+    with Image.open(BytesIO(image)) as picture:
+        picture.convert("RGB").save(smaller, "PNG", optimize=True, dpi=(DPI, DPI))
+    return smaller.getvalue()
+
+
+def write_pictures(spec: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Write `STEM.png` (300 dpi) and `STEM.pdf` into a folder, which is created if needed."""
+    images = {stem.with_suffix(ending): picture(spec, ending) for ending in (".png", ".pdf")}
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for path, image in images.items():
+        path.write_bytes(image)
+    return list(images)
