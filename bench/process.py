@@ -43,7 +43,7 @@ class _Own:
 
 
 def shield() -> None:
-    """Let no module of the working folder, or of PYTHONPATH, shadow the suite, here and in children."""
+    """Let no module of the working folder shadow the suite, here and in children."""
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ.setdefault(WAIT_POLICY, "PASSIVE")
     if _Own not in sys.meta_path:

@@ -277,6 +277,11 @@ class SweepProgress:
                 values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
                 self.say(f"{self.label}  {values}")
 
+    def forget_workers(self) -> None:
+        """Forget what workers train, since one has died."""
+        with self._lock:
+            self._alive.clear()
+
     def doing(self, worker: int, what: str) -> None:
         """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
         with self._lock:

@@ -1,6 +1,7 @@
 """Plans: how runs are divided into blocks and shared by workers; also failed runs."""
 
 import json
+import os
 import signal
 from collections import Counter
 from contextlib import nullcontext
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from distributed import LocalCluster
 
 import bench.execute.execute
 import bench.execute.here
 import bench.train.runner
-from bench.config.run_config import RunConfig, resolve
+from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
+from bench.execute import Effort
 from bench.execute.blocks import Block, Choice
 from bench.execute.choice import Choices
+from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.execute.worker import _configs_of, as_job
 from bench.progress import Advance, RunInPlan, SweepProgress
@@ -151,6 +155,24 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     assert answer.code == 0, answer.err
     assert outcome(here / "runs") == outcome(here / "alone")
     assert leftovers(here / "runs") == []
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"address": 5}'])
+def test_a_file_of_no_scheduler_is_one_line(cli, here: Path, content: str) -> None:
+    (here / "scheduler.json").write_text(content)
+    answer = cli(*SMALL, "--cluster", "scheduler.json")
+    assert answer.code == 2
+    assert "--cluster scheduler.json: no Dask cluster with workers answers (" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.deep
+def test_workers_have_their_share_of_the_processors(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("bench.execute.cluster._cpus", lambda: 6)
+    config = on_device(resolve({"task": "synthetic", "opt": "gd", "device": "cpu"}))
+    with Crew(Effort(workers="2"), config) as crew:
+        crew.start()
+        assert {*crew._client.run(torch.get_num_threads).values()} == {min(3, os.cpu_count() or 1)}
 
 
 # -- broken runs ------------------------------------------------------------------------------------------------------

@@ -574,6 +574,15 @@ def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, brea
     assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
 
 
+def test_blocks_of_another_width_are_removed_when_their_runs_have_finished(sweep, store, interrupt):
+    interrupt(8 * 12)
+    assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 8, *OFTEN).code == 130
+    (left,) = unfinished(store)
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert not left.folder.exists()
+    assert statuses(store) == {("completed", "lanes"): 16}
+
+
 def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
     interrupt(4 * STEPS)
     answer = sweep(*SIXTEEN, *LANES)

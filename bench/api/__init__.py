@@ -57,6 +57,7 @@ def fit(
     logger: str | None = None,
     engine: "Engine | None" = None,
     workers: int | str | None = None,
+    cluster: str | None = None,
     width: int | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
@@ -86,6 +87,7 @@ def fit(
             faster one.
         workers: for several seeds: number of processes that share the runs, this one included, or `auto`; one for each
             GPU by default, and on a CPU only this process.
+        cluster: address of a Dask cluster that trains instead, or its scheduler's file.
         width: for several seeds: maximum number of lanes at once; measured by default.
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder of the stored runs; $BENCH_STORE by default, else `./runs`.
@@ -108,7 +110,7 @@ def fit(
         from bench.store.store import Store
 
         config = resolve(words, tuned=tuned, fallback=where)
-        effort = {"engine": engine, "workers": workers, "width": width}
+        effort = {"engine": engine, "workers": workers, "cluster": cluster, "width": width}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
                 raise UserError(f"{one[0]} is for one run; remove it or seeds")
@@ -153,6 +155,7 @@ def sweep(
     device: str | None = None,
     engine: "Engine" = "auto",
     workers: int | str | None = None,
+    cluster: str | None = None,
     width: int | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
@@ -176,6 +179,7 @@ def sweep(
         device: as for `fit`.
         engine: as for `fit`.
         workers: as for `fit`.
+        cluster: as for `fit`.
         width: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
@@ -201,7 +205,7 @@ def sweep(
         check_all(configs, early=True)
         mode = configs[0].task_spec.mode
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
-        effort = {"engine": engine, "workers": workers, "width": width}
+        effort = {"engine": engine, "workers": workers, "cluster": cluster, "width": width}
         runs = results_of_runs(configs, shown, "sweep", effort, sources_of(configs) if tuned else {})
         return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
@@ -222,6 +226,7 @@ def tune(
     device: str | None = None,
     engine: "Engine | None" = None,
     workers: int | str = "auto",
+    cluster: str | None = None,
     width: int | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
@@ -249,6 +254,7 @@ def tune(
         engine: as for `fit`.
         workers: number of processes that share the runs, this one included, or `auto`: one for each GPU, or else for
             each processor.
+        cluster: as for `fit`.
         width: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
@@ -273,7 +279,7 @@ def tune(
         from bench.tuning.training import carry_out
 
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
-        how = {"engine": engine, "workers": workers, "width": width}
+        how = {"engine": engine, "workers": workers, "cluster": cluster, "width": width}
         args = arguments_of("tune", words, where, design | how)
         study = study_of(args, words, where)
         shown = SweepProgress(f"study {study.name}", study.spec.mode, enabled=progress)
@@ -303,6 +309,7 @@ def compare(
     device: str | None = None,
     engine: "Engine" = "auto",
     workers: int | str = "auto",
+    cluster: str | None = None,
     width: int | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
@@ -333,6 +340,7 @@ def compare(
         device: as for `fit`.
         engine: as for `fit`.
         workers: as for `tune`.
+        cluster: as for `fit`.
         width: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
@@ -352,7 +360,7 @@ def compare(
         from bench.commands import comparison
 
         design = {"against": against, "trials": trials, "seeds": seeds, "report_seeds": report_seeds}
-        how = {"engine": engine, "workers": workers, "width": width}
+        how = {"engine": engine, "workers": workers, "cluster": cluster, "width": width}
         switches = {"anyway": anyway, "no_reference": not reference_results}
         args = arguments_of("compare", words, where, design | how | switches)
         contest = comparison.ask(args)

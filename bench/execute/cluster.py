@@ -1,5 +1,6 @@
 """The processes that train a command's runs: this one, or a Dask cluster."""
 
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from math import inf
 from multiprocessing import spawn
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +36,7 @@ PATIENCE_SECONDS = 120
 WAIT_SECONDS = 120
 """Seconds to wait for the first worker of a cluster. Ours."""
 POLL_SECONDS = 0.5
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NEVER = logging.CRITICAL + 1
 _QUIET = dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), _NEVER)
 
@@ -68,7 +71,8 @@ def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[
         raise UserError(
             f"--workers {count}: {len(gpus)} GPUs can serve {most} workers with {ranks} per run; use --workers {most}"
         )
-    threads = {"OMP_NUM_THREADS": str(max(1, cpus // count // ranks))}
+    share = os.environ.get("OMP_NUM_THREADS") or str(max(1, cpus // count // ranks))
+    threads = dict.fromkeys(THREADS, share)  # else Dask sets 1
     sets = [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * ranks : (i + 1) * ranks])} if gpus else {} for i in range(count)]
     return [threads | gpu for gpu in sets]
 
@@ -115,6 +119,7 @@ class Crew(AbstractContextManager["Crew"]):
         self._progress: SweepProgress | None = None
         self._slots: dict[str, int] = {}
         self._running: dict[str, Block | None] = {}
+        self._asking: Thread | None = None
         self._give_up = inf  # when to end workers that do not stop
         self._ended: SimpleQueue[Any] = SimpleQueue()
 
@@ -155,6 +160,8 @@ class Crew(AbstractContextManager["Crew"]):
             settings["distributed.scheduler.worker-ttl"] = None  # a step may keep a worker busy for long
             settings["distributed.worker.profile.enabled"] = False
             dask.config.set(settings)
+            if self.cluster is None:
+                say(f"bench: starting {counted(len(self._workers), 'worker')}")
             with doing("starting workers"):
                 self._client = self._start() if self.cluster is None else _connected(self.cluster)
             self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
@@ -214,6 +221,7 @@ class Crew(AbstractContextManager["Crew"]):
     def _hear_of_death(self, event: Mapping[str, Any]) -> None:
         if event.get("action") == "remove-worker" and not event["expected"] and self._progress is not None:
             self._progress.say("a worker died; its runs continue in another")
+            self._progress.forget_workers()  # the living ones report again
 
     def choose(
         self, groups: Sequence[Sequence[RunConfig]], effort: Effort, stopped: Callable[[], bool]
@@ -264,11 +272,17 @@ class Crew(AbstractContextManager["Crew"]):
         while self._running and time.monotonic() < self._give_up:
             if stopped():
                 self._give_up = min(self._give_up, time.monotonic() + PATIENCE_SECONDS)
-                # Repeated, since a block may have begun just now.
-                self._client.run(worker.ask_to_stop, self._topic, on_error="ignore")
+                self._ask_to_stop()
             with suppress(Empty):
                 future = self._ended.get(timeout=POLL_SECONDS)
                 yield self._running.pop(future.key), future
+
+    def _ask_to_stop(self) -> None:
+        """Ask all workers, in a thread, since one may not answer; repeated, since a block may have begun just now."""
+        if self._asking is None or not self._asking.is_alive():
+            ask = partial(self._client.run, worker.ask_to_stop, self._topic, on_error="ignore")
+            self._asking = Thread(target=ask, daemon=True)
+            self._asking.start()
 
     def _close(self, *, at_once: bool) -> None:
         """Ask the workers to stop, and wait for them; or end them at once, also at Ctrl-C."""
@@ -334,10 +348,10 @@ def _connected(address: str) -> Any:
     from distributed import Client
 
     try:
-        file = Path(address).is_file()
-        client = Client(None if file else address, scheduler_file=address if file else None, set_as_default=False)
+        file = Path(address)
+        client = Client(json.loads(file.read_bytes())["address"] if file.is_file() else address, set_as_default=False)
         client.wait_for_workers(1, timeout=WAIT_SECONDS)
-    except (OSError, ValueError) as error:  # includes TimeoutError
+    except (OSError, ValueError, LookupError, TypeError) as error:  # includes TimeoutError
         raise UserError(f"--cluster {address}: no Dask cluster with workers answers ({first_line(error)})") from None
     return client
 

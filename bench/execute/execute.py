@@ -4,7 +4,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from math import inf
 from uuid import uuid4
@@ -106,6 +106,7 @@ class _Work:
             while not self._stopped():
                 todo = self._todo(blocks)
                 if not self.left:
+                    self.store.remove_obsolete(run_id for block in blocks for run_id in block.runs)
                     return True
                 if not todo:  # other processes train the rest
                     if not announced:
@@ -183,7 +184,8 @@ class _Work:
         try:
             yield token.name
         finally:
-            token.unlink(missing_ok=True)
+            with suppress(OSError):
+                token.unlink()
 
     def _todo(self, blocks: Sequence[Block]) -> deque[Block]:
         """The blocks without runs that have ended or that other processes train; lanes that fit into memory."""

@@ -9,6 +9,7 @@ from bench.grammar.parse import Args, Command, Option
 from bench.grammar.parse import parse as parse_words
 from bench.grammar.values import (
     FOLDERS,
+    filled,
     finite,
     folder,
     names,
@@ -88,7 +89,7 @@ RUN_WORKERS = Option(
     "N",
     workers,
 )
-CLUSTER = Option("cluster", "train on a Dask cluster instead: its address, or the scheduler's file", "ADDRESS")
+CLUSTER = Option("cluster", "train on a Dask cluster instead: its address, or the scheduler's file", "ADDRESS", filled)
 WIDTH = Option(
     "width", "number of lanes at once (default: measured); with --engine auto it selects lanes", "N", whole(1)
 )

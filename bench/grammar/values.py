@@ -247,6 +247,17 @@ def workers(text: str) -> str:
     return text
 
 
+def filled(text: str) -> str:
+    """A text that is not empty, as an unset variable of a shell is.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
 def finite(text: str) -> float:
     """A finite number.
 

@@ -18,7 +18,7 @@ from bench.store.files import existing, making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.tables import Columns
-from bench.store.writer import BlockWriter
+from bench.store.writer import BlockWriter, remove_state
 
 
 @dataclass
@@ -135,6 +135,15 @@ class Store:
             return None
         path = block.at / CHECKPOINT
         return path if is_there(path) else None
+
+    def remove_obsolete(self, run_ids: Iterable[str]) -> None:
+        """Remove interrupted blocks with some of these runs, if all of their runs have finished in other blocks."""
+        copies = self.find_copies(run_ids)
+        left = {block.folder: block for blocks in copies.values() for block in blocks if not (block.done or block.busy)}
+        for block in left.values():
+            runs = self.finished_all(block.runs)
+            if len(runs) == block.total:
+                remove_state(block.folder)
 
     def refuse_unwritable(self) -> None:
         """Check that runs can be stored, without leaving a trace.

@@ -224,6 +224,17 @@ class BlockWriter:
         raise UserError(f"{done} cannot be used ({why}); move it away, and repeat the command")
 
 
+def remove_state(folder: Path) -> None:
+    """Remove an interrupted block, unless another process has taken it."""
+    with suppress(RunBusy, OSError):
+        lock = Lock(folder, RunBusy())
+        try:
+            clear(folder, state=True)
+        finally:
+            lock.release()
+            remove_empty(folder)
+
+
 def clear(folder: Path, *, state: bool) -> None:
     """Remove what a killed process left half written, and a traceback; with `state`, all but results and logs.
 
