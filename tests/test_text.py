@@ -269,7 +269,7 @@ def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -
     ],
 )
 def test_the_split_is_the_published_one(source: TextSource, hashes: dict[int, str]) -> None:
-    _, rows = source.files["train"]
+    _, rows = source.expected["train"]
     assert split_hash(rows, source.n_val, source.salt) == hashes[rows]
     assert all(split_hash(n, source.n_val, source.salt) == expected for n, expected in hashes.items())
 
