@@ -137,6 +137,7 @@ class OptimizerSpec:
     groups: str | None = None
     by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     family: str = ""
+    reference: str | None = None
 
     def on(self, family: str) -> "OptimizerSpec":
         """The spec with the defaults for a family of tasks."""
