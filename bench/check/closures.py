@@ -3,7 +3,7 @@
 import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import inf, isnan
 from typing import Any
 
@@ -221,20 +221,31 @@ def check_globals(optimizer: Subject) -> None:
     The default dtype, threads, deterministic algorithms, matmul precision and others belong to the user. Exact, over
     110 steps. Mend: pass dtype= and use context managers that put the value back.
     """
-    before = _settings()
+    usual = _settings()
     try:
-        for number, call in enumerate(_long(optimizer)):
-            call()
-            after = _settings()
-            if changed := [name for name in after if after[name] != before[name]]:
-                what = f"step {number}" if number else "its constructor"
-                raise Fault(f"{what} changes {changed[0]} from {before[changed[0]]} to {after[changed[0]]}")
+        # Two starting points, since a value that is set again to the same is not seen.
+        for dtype, threads in ((torch.float32, 1), (torch.float64, 2)):
+            _restore(_USUAL)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            before = _settings()
+            for number, call in enumerate(_long(optimizer)):
+                call()
+                after = _settings()
+                if changed := [name for name in after if after[name] != before[name]]:
+                    what = f"step {number}" if number else "its constructor"
+                    raise Fault(f"{what} changes {changed[0]} from {before[changed[0]]} to {after[changed[0]]}")
     finally:
-        torch.set_default_dtype(before["torch's default dtype"])
-        torch.set_num_threads(before["torch's number of threads"])
-        torch.use_deterministic_algorithms(before["deterministic algorithms"])
-        torch.set_float32_matmul_precision(before["the precision of float32 matmul"])
-        torch.set_grad_enabled(before["whether gradients are enabled"])
+        _restore(_USUAL)
+        torch.set_num_threads(usual["torch's number of threads"])
+
+
+def _restore(settings: Mapping[str, Any]) -> None:
+    torch.set_default_dtype(settings["torch's default dtype"])
+    torch.set_num_threads(settings["torch's number of threads"])
+    torch.set_grad_enabled(settings["whether gradients are enabled"])
+    torch.use_deterministic_algorithms(settings["deterministic algorithms"])
+    torch.set_float32_matmul_precision(settings["the precision of float32 matmul"])
 
 
 def _settings() -> dict[str, Any]:
@@ -252,3 +263,7 @@ def _settings() -> dict[str, Any]:
         "numpy's handling of errors": np.geterr(),
         "whether garbage is collected": gc.isenabled(),
     }
+
+
+_USUAL = _settings()
+"""The settings before any optimizer has changed them."""

@@ -1,5 +1,7 @@
 """Checks of parameters: every kind of them, groups with their hyperparameters, schedules, and gradients."""
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
@@ -11,8 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from bench.check.catalogue import group
 from bench.check.state import difference
 from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, gap, gradients, values
-from bench.check.subject import KERNELS, Subject, in_training, pytest
-from bench.text import is_number
+from bench.check.subject import KERNELS, Subject, in_training, pytest, without_decay
 
 _PUSHES = 4
 _MATTERS = 1e-6  # a gap above rounding
@@ -32,13 +33,14 @@ def check_kinds(optimizer: Subject) -> None:
     for dtype in (torch.float64, torch.float32):
         start = [(1 + g).to(dtype) for g in gradients(_KINDS, 8) if g.ndim == 2 or not optimizer.matrices]
         params = [nn.Parameter(t.clone()) for t in start]
-        made = optimizer.make(params)
+        made, changed = optimizer.make(params), [torch.zeros_like(t, dtype=torch.bool) for t in start]
         for step in range(STEPS):
             optimizer.push(made, params, [g.to(dtype) for g in gradients([p.shape for p in params], step)])
-        for p, before in zip(params, start, strict=True):
-            share = float((p != before).double().mean())
-            if share < 0.5:
-                raise Fault(f"of a {dtype} parameter of shape {tuple(p.shape)}, 6 steps change {share:.0%} of elements")
+            for p, before, ever in zip(params, start, changed, strict=True):
+                ever |= p.detach() != before  # signs may lead back
+        for ever in changed:
+            if (share := float(ever.double().mean())) < 0.5:
+                raise Fault(f"6 steps change {share:.0%} of a parameter of shape {tuple(ever.shape)}, {dtype}")
 
 
 def _two_groups(optimizer: Subject, **more: Any) -> Stepper:
@@ -268,7 +270,7 @@ def check_schedule(optimizer: Subject) -> str:
     Tolerance 1e-9 of the way, without weight decay, which may be relative to the initial lr. Mend: read group['lr'] in
     every step, not the constructor's argument; every group needs an 'lr'.
     """
-    without = {"weight_decay": 0 * optimizer.hparams["weight_decay"]} if _has_decay(optimizer) else {}
+    without = without_decay(optimizer)
     scheduled, plain = optimizer.stepper(arguments=without), optimizer.stepper(arguments=without)
     _check_lr(optimizer, scheduled)
     LambdaLR(scheduled.optimizer, lambda step: 0.5)
@@ -282,17 +284,13 @@ def check_schedule(optimizer: Subject) -> str:
     return ""
 
 
-def _has_decay(optimizer: Subject) -> bool:
-    return is_number(optimizer.hparams.get("weight_decay"))
-
-
 def _check_lr(optimizer: Subject, stepper: Stepper) -> None:
     if optimizer.spec.traits.sets_lr and optimizer.spec.traits.unscheduled:
         pytest.skip("it declares that it sets lr by itself and that no schedule of lr makes sense")
-    for i, group in enumerate(stepper.optimizer.param_groups):
-        if "lr" in group and group["lr"] is None:
+    for i, options in enumerate(stepper.optimizer.param_groups):
+        if "lr" in options and options["lr"] is None:
             pytest.skip("its lr is None: it sets its own step size")
-        if not isinstance(group.get("lr"), float | int | Tensor):
+        if not isinstance(options.get("lr"), float | int | Tensor):
             raise Fault(f"param_groups[{i}] has no numeric 'lr'")
 
 
@@ -374,8 +372,8 @@ def check_lr_zero(optimizer: Subject) -> None:
     if not optimizer.spec.traits.averages:
         bounded = [p.detach().clamp(a, b) for p, a, b in zip(stepper.params, low, high, strict=True)]
         at_most(ROUNDING, gap(stepper.params, bounded, zeros), "after 3 steps, 3 at lr = 0 move beyond where it was by")
-    for group, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
-        group["lr"] = lr
+    for options, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
+        options["lr"] = lr
     now = values(stepper.params)
     stepper.run(3)
     if not all(p.isfinite().all() for p in stepper.params):
@@ -437,23 +435,19 @@ def check_gradients(optimizer: Subject) -> None:
     leave zero_grad to the caller.
     """
     ways: list[dict[str, Any]] = [{}]
-    if _has_decay(optimizer) and not optimizer.hparams["weight_decay"]:
+    if optimizer.hparams.get("weight_decay") == 0:
         ways.append({"weight_decay": 0.1})
-    for way in ways:
+    for way, with_closure in itertools.product(ways, (True, False)):
         stepper = optimizer.stepper(arguments=way)
         left: list[tuple[Any, Tensor]] = []
-
-        def by(closure: Any, *, at: Stepper = stepper, left: Any = left, **keywords: Tensor) -> None:
-            def noted() -> Tensor:
-                loss = closure()
-                left[:] = [(p.grad, p.grad.detach().clone()) for p in at.params]
-                return loss
-
-            left[:] = [(p.grad, p.grad.detach().clone()) for p in at.params]
-            at.optimizer.step(noted, **keywords)
-
+        step = functools.partial(_noted_step, stepper, left, with_closure=with_closure)
         for _ in range(3):
-            stepper.step(by=by)
+            try:
+                stepper.step(by=step)
+            except Exception:
+                if with_closure:
+                    raise
+                break  # it needs a closure
             for i, (p, (grad, value)) in enumerate(zip(stepper.params, left, strict=True)):
                 what = "None"
                 if p.grad is not None:
@@ -462,6 +456,21 @@ def check_gradients(optimizer: Subject) -> None:
                 if what:
                     how = "".join(f", with {name} {value}" for name, value in way.items())
                     raise Fault(f".grad of parameter {i}, shape {tuple(p.shape)}, is {what} after step{how}")
+
+
+def _noted_step(stepper: Stepper, left: list[Any], closure: Any, *, with_closure: bool, **keywords: Tensor) -> None:
+    """A step that notes the gradients at its begin, and those of each call of the closure."""
+
+    def note() -> None:
+        left[:] = [(p.grad, p.grad.detach().clone()) for p in stepper.params]
+
+    def noted() -> Tensor:
+        loss = closure()
+        note()
+        return loss
+
+    note()
+    stepper.optimizer.step(noted, **keywords) if with_closure else stepper.optimizer.step()
 
 
 @group("changes results")

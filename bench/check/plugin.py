@@ -49,12 +49,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     elif type(error).__name__ == "Fault":
         word, measured, note = "fail", error.measured, str(error)
     elif isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout (>"):
-        note = f"not finished after {float(str(error)[10:].partition('s')[0]):g} s"
+        note = f"not finished after {float(str(error)[10:].partition('s')[0]):.2g} s"
     elif isinstance(error, UserError | PluginError):
         note = str(error)
         report.user_properties.append(("refused", note))
     else:
-        note = "; ".join([described(error), *getattr(error, "__notes__", [])])
+        here = error.__traceback__
+        while here is not None and Path(here.tb_frame.f_code.co_filename).name != "suite.py":
+            here = here.tb_next  # frames of pytest
+        note = "; ".join([described(error.with_traceback(here)), *getattr(error, "__notes__", [])])
     number, check = _place(item.nodeid)
     verdict = Verdict(check, word, measured, note, round(call.duration, 3))
     report.user_properties.append(("verdict", (number, vars(verdict))))

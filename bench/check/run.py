@@ -31,14 +31,19 @@ LIMIT = 30.0
 Show = Callable[[Report, Verdict], None]
 """Receives the report on an optimizer so far, and the new verdict."""
 
-# The caller's path, where a test may find its optimizer, with the suite's own packages first.
 _CODE = """
 import json, sys
 root, path, words = json.loads(sys.argv[1])
 sys.path[:] = [root, *path]
-import pytest
-sys.exit(pytest.main(words))
 """
+
+
+def python_with_path(code: str, words: Sequence[str]) -> list[str]:
+    """A command that runs code with these `words` and the caller's path, with the suite's own packages first.
+
+    A test may find its optimizer on the path.
+    """
+    return python_command("-c", _CODE + code, json.dumps([str(ROOT), sys.path, list(words)]))
 
 
 @dataclass(frozen=True)
@@ -167,9 +172,9 @@ def reports(
             if refuse and "refused" in event:
                 raise UserError(event["refused"])
             number, values = event["verdict"]
-            verdict = Verdict(**values)
-            report = found[number]
-            found[number] = replace(report, about=event.get("about", report.about), verdicts=(*report.verdicts, verdict))
+            verdict, report = Verdict(**values), found[number]
+            about = event.get("about", report.about)
+            found[number] = replace(report, about=about, verdicts=(*report.verdicts, verdict))
             if show is not None:
                 show(found[number], verdict)
             while done < len(found) and len(found[done].verdicts) == len(requests[done].checks):
@@ -197,14 +202,15 @@ def _events(requests: Sequence[Request], limit: float) -> Iterator[dict[str, Any
         ]
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
-        alone |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "BENCH_CHECK_LIMIT": str(limit)}
+        alone |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+        alone |= {"BENCH_CHECK_REQUEST": folder, "BENCH_CHECK_LIMIT": str(limit)}
         process = subprocess.Popen(
-            python_command("-c", _CODE, json.dumps([str(ROOT), sys.path, words])),
+            python_with_path("import pytest; sys.exit(pytest.main(words))", words),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(write,),
-            env={**os.environ, **alone, "BENCH_CHECK_REQUEST": folder},
+            env={**os.environ, **alone},
             start_new_session=True,  # its workers and forks end with it
         )
         os.close(write)

@@ -63,12 +63,16 @@ def check_resumed_schedule(optimizer: Subject) -> None:
     load_state_dict replaces param_groups; a group that was kept elsewhere is detached then, and the schedule acts on
     nothing. Exact. Mend: read self.param_groups in every step, also those of an inner optimizer.
     """
+    try:
+        _compare(*(stepper.run(1) for stepper in _resumed(optimizer, torch.float32, _BEFORE)), _BEFORE)
+    except Fault:
+        pytest.skip("it does not resume, as `resume` says")
     whole, again = _resumed(optimizer, torch.float32, _BEFORE)
     for stepper in (whole, again):
         if not all(isinstance(group.get("lr"), float | int | Tensor) for group in stepper.optimizer.param_groups):
             pytest.skip("its groups have no numeric 'lr'")
         stepper.set_lr(0.5)
-    _compare(whole.run(_AFTER), again.run(_AFTER), _BEFORE, attributes=False)
+    _compare(whole.run(_AFTER), again.run(_AFTER), _BEFORE)
 
 
 def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepper, Stepper]:
@@ -91,8 +95,8 @@ def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepp
     return whole, again
 
 
-def _compare(whole: Stepper, again: Stepper, before: int, *, attributes: bool = True) -> None:
-    lost = difference(_remembered(whole.optimizer), _remembered(again.optimizer)) if attributes else ""
+def _compare(whole: Stepper, again: Stepper, before: int) -> None:
+    lost = difference(_remembered(whole.optimizer), _remembered(again.optimizer))
     same = all(torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(again.params, whole.params, strict=True))
     measured = 0.0 if same else gap(again.params, whole.params, whole.start)
     why = f"; {lost}" if lost else ""

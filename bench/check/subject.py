@@ -224,6 +224,12 @@ class Subject:
                     yield f"{name}[{i}]", name, [type(value)(other) for other in others]
 
 
+def without_decay(subject: Subject) -> dict[str, Any]:
+    """The argument that turns weight decay off, which may be relative to the initial lr; none if it has no decay."""
+    decay = subject.hparams.get("weight_decay")
+    return {"weight_decay": 0 * decay} if is_number(decay) else {}
+
+
 def other_values(value: float) -> list[Any]:
     """Numbers to try until one changes the steps."""
     if isinstance(value, int):

@@ -17,7 +17,6 @@ from bench.check.run import versions
 from bench.check.steps import seed
 from bench.check.subject import Subject
 from optimizers import OptimizerSpec
-from optimizers.plugins import load
 from tasks.core.spec import place_of
 
 _requests = pickle.loads(Path(os.environ[REQUEST], "request").read_bytes())
