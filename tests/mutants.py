@@ -662,7 +662,7 @@ class SquaresTold(SoundNorm):
         return norm.square()
 
 
-@mutant("micro_batches", "closure_gradients")
+@mutant("micro_batches", "closure_gradients", "copies", "groups")
 class CountsBackwards(Sound):
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **options)
@@ -808,7 +808,7 @@ class CountsOnTheHost(Sound):
         super().move(group, params)
 
 
-@mutant("leaks", "resume", "resume_bf16")
+@mutant("leaks", "resume")
 class Leaks(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         self.__dict__.setdefault("seen", []).extend(p.grad.clone() for p in params)
@@ -922,7 +922,7 @@ class FlagFromDefaults(Sound):
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         super().move(group, params)
-        for p in params if self.defaults["nesterov"] and "nesterov" in group.keys() else ():
+        for p in params if self.defaults["nesterov"] else ():
             p.sub_(p.grad, alpha=group["lr"] * group["momentum"])
 
 
@@ -978,7 +978,7 @@ class ReplacesNaN(Sound):
             p.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad.nan_to_num()), alpha=group["lr"])
 
 
-@mutant("resume", "resume_bf16")
+@mutant("resume")
 class LateState(Sound):
     """Steps half as far after 50 steps, which it counts itself."""
 

@@ -46,14 +46,14 @@ def check_resume_bf16(optimizer: Subject) -> None:
     """The same with bfloat16 parameters.
 
     load_state_dict casts floating-point state to its parameter's dtype: keep wider state in the group, or override
-    load_state_dict to put it back. Exact.
+    load_state_dict to put it back. Exact for the weights; torch casts scalars of ASGD and NAdam, which changes none.
     """
     try:
         optimizer.stepper(optimizer.attention(torch.bfloat16)).run(_BEFORE)
     except Exception as error:
         pytest.skip(f"it does not step on bfloat16 ({type(error).__name__})")
     whole, again = _resumed(optimizer, torch.bfloat16, _BEFORE)
-    _compare(whole.run(_AFTER), again.run(_AFTER), _BEFORE)
+    _compare(whole.run(_AFTER), again.run(_AFTER), _BEFORE, weights_only=True)
 
 
 @group("changes results")
@@ -95,13 +95,13 @@ def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepp
     return whole, again
 
 
-def _compare(whole: Stepper, again: Stepper, before: int) -> None:
+def _compare(whole: Stepper, again: Stepper, before: int, *, weights_only: bool = False) -> None:
     lost = difference(_remembered(whole.optimizer), _remembered(again.optimizer))
     same = all(torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(again.params, whole.params, strict=True))
     measured = 0.0 if same else gap(again.params, whole.params, whole.start)
     why = f"; {lost}" if lost else ""
     at_most(0, measured, f"interrupted after {before} steps, the gap to the uninterrupted run{why} is")
-    if lost:
+    if lost and whole.moved() and not weights_only:  # one that has converged computes nothing
         raise Fault(f"interrupted after {before} steps, {lost}")
 
 
