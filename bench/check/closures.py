@@ -194,7 +194,8 @@ def check_generators(optimizer: Subject) -> str:
         generator(77)
     touched: dict[str, str] = {}
     for number, call in enumerate(_long(optimizer)):
-        torch.rand(1), np.random.rand(), random.random()  # so that seeding is seen
+        for draw in (np.random.rand, random.random, lambda: torch.rand(1)):
+            draw()  # so that seeding is seen
         before = _generators()
         call()
         changed = [name for name, state in _generators().items() if state != before[name]]

@@ -249,8 +249,9 @@ def check_unread(optimizer: Subject) -> None:
     names = {name for name in optimizer.stepper().optimizer.param_groups[0] if name in optimizer.hparams}
     unread = names - {*KERNELS}
     for setting in settings:
+        read = set[str]()
         try:
-            stepper, read = optimizer.stepper(arguments=setting), set[str]()
+            stepper = optimizer.stepper(arguments=setting)
             groups = stepper.optimizer.param_groups
             groups[:] = [_ReadKeys(group, read) for group in groups]
             stepper.optimizer.defaults = _ReadKeys(stepper.optimizer.defaults, read)

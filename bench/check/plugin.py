@@ -40,14 +40,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
         return
     error = call.excinfo.value if call.excinfo else None
-    word, measured, note = "error", None, ""
+    word, note = "error", ""
+    measured: Any = getattr(error, "measured", None)
     if error is None:
-        result = dict(item.user_properties).get("result")
-        word, measured, note = "pass", *((result, "") if isinstance(result, float) else (None, result or ""))
+        result: Any = dict(item.user_properties).get("result")
+        word, measured, note = ("pass", result, "") if isinstance(result, float) else ("pass", None, result or "")
     elif isinstance(error, pytest.skip.Exception):
-        word, note = "not applicable", str(error.msg)
+        word, note = "not applicable", str(error)
     elif type(error).__name__ == "Fault":
-        word, measured, note = "fail", error.measured, str(error)
+        word, note = "fail", str(error)
     elif isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout (>"):
         note = f"not finished after {float(str(error)[10:].partition('s')[0]):.2g} s"
     elif isinstance(error, UserError | PluginError):
@@ -80,20 +81,16 @@ def pytest_runtest_logreport(report: Any) -> None:
         properties["verdict"] = number, vars(Verdict(check, "error", note="the process ended"))
         with Path(os.environ[REQUEST], "ended").open("a") as file:
             file.write(f"{number} {check}\n")
-    _write(properties)
-
-
-def _write(properties: dict[str, Any]) -> None:
     os.write(_pipe, json.dumps(properties).encode() + b"\n")
 
 
-_pipe = -1
+_pipe: int = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Know the pipe."""
     global _pipe
-    _pipe = config.getoption("--bench-pipe")
+    _pipe = int(config.getoption("--bench-pipe") or -1)
 
 
 def skip_if_lost(number: int) -> None:

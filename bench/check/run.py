@@ -70,7 +70,7 @@ class Request:
 
 
 def request_of(
-    target: "str | type | functools.partial[Any] | OptimizerSpec",
+    target: Any,
     *,
     only: Sequence[str] | None = None,
     reference: "str | Callable[..., Any] | None" = None,
@@ -91,7 +91,9 @@ def request_of(
     """
     given = dict(options or {})
     if isinstance(target, functools.partial):
-        target, given = target.func, {**target.keywords, **given}
+        return request_of(
+            target.func, only=only, reference=reference, options={**target.keywords, **given}, quick=quick
+        )
     spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
     name = spec.name if spec is not None else _named(target)
     if spec is None:
