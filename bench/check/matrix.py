@@ -80,8 +80,9 @@ def members(words: Sequence[str]) -> list[dict[str, str]]:
         python_with_path(_MEMBERS, words), capture_output=True, text=True, timeout=_START, stdin=subprocess.DEVNULL
     )
     lines = [json.loads(line[len(_MARK) :]) for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if lines and (why := lines[-1].get("refused")):
-        raise UserError(why + _near(words[len(lines) - 1]))
+    for word, line in zip(words, lines, strict=False):
+        if why := line.get("refused"):
+            raise UserError(why + _near(word))
     if len(lines) < len(words):
         raise UserError(f"importing {words[len(lines)]}: the process ended with code {done.returncode}")
     found: list[dict[str, str]] = []
