@@ -102,6 +102,7 @@ class OptimizerSpec:
             It returns for each parameter the values that differ from the method's `hparams`. Values that the user gives
             for a role override them.
         family: family of tasks that `defaults` are for; empty for all.
+        reference: what its steps must equal, for `bench check`: the name of another optimizer, or `module:function`.
 
     The pure update (`optimizers/pure.py` has an example and common parts)::
 
@@ -137,6 +138,7 @@ class OptimizerSpec:
     groups: str | None = None
     by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     family: str = ""
+    reference: str | None = None
 
     def on(self, family: str) -> "OptimizerSpec":
         """The spec with the defaults for a family of tasks."""

@@ -96,7 +96,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         z, x, v = ([self.state[p][name] for p in params] for name in ("z", "x", "v"))
         beta2 = group["betas"][1]
         group["done"] += 1
-        lr = group["lr"] * min(1.0, group["done"] / max(1, group["warmup_steps"]))
+        lr = float(group["lr"]) * min(1.0, group["done"] / max(1, group["warmup_steps"]))
         group["weight_sum"] += lr**2
         share = lr**2 / group["weight_sum"] if group["weight_sum"] > 0 else 0.0
         torch._foreach_mul_(v, beta2)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import catalogue
 from optimizers import OptimizerSpec, Traits, global_norm, run_closure
 from optimizers.step_size import safe_divide
 
@@ -21,7 +21,7 @@ FAULTS: dict[str, set[str]] = {}
 SPECS: dict[str, OptimizerSpec] = {}
 """The specs of mutants that have one."""
 
-EVERYTHING = {name for name, check in CHECKS.items() if check.tolerance is not None}
+EVERYTHING = {name for name, check in catalogue().items() if check.group != "reported"}
 
 
 def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[[type], type]:
@@ -84,6 +84,9 @@ class Sound(Optimizer):
 @mutant()
 class SoundNorm(Sound):
     """Normalised."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr))
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, grad_norm: Tensor | None = None) -> Any:
@@ -154,6 +157,9 @@ class TakesLoss(SoundPolyak):
 @mutant(create_graph=True)
 class Differentiates(Sound):
     """Divides by the curvature."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -261,7 +267,7 @@ def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: flo
 # ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
-@mutant("quadratic", "attention")
+@mutant("quadratic", "attention", "kinds", "late_gradient", "unread")
 class Nothing(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         pass
@@ -353,7 +359,8 @@ class FunctionInDefaults(Sound):
 NOISE = EVERYTHING - {
     "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls",
     "norm_keywords", "syncs", "leaks", "ddp", "rank_seeds", "lr_changes", "own_lr", "gradients", "generators",
-    "temporaries",
+    "temporaries", "builds", "eval_train", "group_values", "globals", "kinds", "late_gradient", "nan_gradient",
+    "noncontiguous", "resumed_schedule", "unread",
 }  # fmt: skip
 
 
@@ -369,7 +376,7 @@ class Unseeded(Sound):
         super().move(group, params)
 
 
-@mutant("resume", "resume_bf16", "lanes")
+@mutant("resume", "resume_bf16", "lanes", "added_group", "groups")
 class OneAtATime(Sound):
     """Forgets its momentum if another instance has stepped in between."""
 
@@ -398,7 +405,7 @@ class NormOfAGroup(SoundNorm):
         return super().factor(group, self.norm([p.grad for p in group["params"] if p.grad is not None]))
 
 
-@mutant("schedule", "group_values", "lr_zero")
+@mutant("schedule", "group_values", "lr_zero", "tensor_lr")
 class FixedRate(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         super().move({**group, "lr": self.defaults["lr"]}, params)
@@ -419,7 +426,7 @@ class NoRate(Optimizer):
         return loss
 
 
-@mutant("schedule", "lr_zero")
+@mutant("unread")
 class NoneAsRate(NoRate):
     def __init__(self, params: Any, lr: float | None = None) -> None:
         super().__init__(params)
@@ -427,7 +434,7 @@ class NoneAsRate(NoRate):
             group["lr"] = lr
 
 
-@mutant("lr_changes")
+@mutant("lr_changes", "tensor_lr")
 class KeepsFirstRate(Sound):
     """Does not step if lr is 0, and otherwise keeps the rate of its first step."""
 
@@ -542,7 +549,7 @@ class DividesByRate(Sound):
         super().move(group, params)
 
 
-@mutant("frozen")
+@mutant("frozen", "added_group", "late_gradient")
 class NeedsGradients(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in group["params"]:
@@ -550,7 +557,7 @@ class NeedsGradients(Sound):
         super().move(group, params)
 
 
-@mutant("frozen")
+@mutant("frozen", "added_group", "late_gradient")
 class DecaysAll(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in group["params"]:
@@ -576,7 +583,7 @@ class FlatViews(Sound):
         super().move(group, params)
 
 
-@mutant("scalar_empty")
+@mutant("scalar_empty", "kinds")
 class ByRows(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -655,7 +662,7 @@ class SquaresTold(SoundNorm):
         return norm.square()
 
 
-@mutant("micro_batches")
+@mutant("micro_batches", "closure_gradients", "copies", "groups")
 class CountsBackwards(Sound):
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **options)
@@ -670,9 +677,8 @@ class CountsBackwards(Sound):
 
     def move(self, group: dict[str, Any], params: list[Any]) -> None:
         for p in params:
-            p.grad.div_(max(1, getattr(p, "times", 0)))
+            super().move({**group, "lr": group["lr"] / max(1, getattr(p, "times", 0))}, [p])
             p.times = 0
-        super().move(group, params)
 
 
 @mutant("grad_scaler")
@@ -802,7 +808,7 @@ class CountsOnTheHost(Sound):
         super().move(group, params)
 
 
-@mutant("leaks")
+@mutant("leaks", "resume")
 class Leaks(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         self.__dict__.setdefault("seen", []).extend(p.grad.clone() for p in params)
@@ -815,6 +821,409 @@ class Clones(Sound):
         kept = [p.grad.clone() for p in params for _ in range(3)]
         super().move(group, params)
         del kept
+
+
+# ---- Faults of issue 63 ----------------------------------------------------------------------------------------------
+
+
+class Skips(Sound):
+    """Leaves parameters of one kind as they are."""
+
+    def kind(self, p: Tensor) -> bool:
+        raise NotImplementedError
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move(group, [p for p in params if not self.kind(p)])
+
+
+@mutant("kinds", "quadratic", "scalar_empty")
+class SkipsVectors(Skips):
+    def kind(self, p: Tensor) -> bool:
+        return p.ndim == 1
+
+
+@mutant("kinds")
+class SkipsConvolutions(Skips):
+    def kind(self, p: Tensor) -> bool:
+        return p.ndim == 4
+
+
+@mutant("kinds")
+class SkipsLarge(Skips):
+    def kind(self, p: Tensor) -> bool:
+        return p.numel() > 10_000
+
+
+@mutant("generators")
+class DrawsEveryTenth(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        group["times"] = group.get("times", 0) + 1
+        if group["times"] % 10 == 0:
+            torch.rand(())
+        super().move(group, params)
+
+
+@mutant("generators")
+class SeedsGlobally(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(params, **options)
+
+
+@mutant("leaks")
+class ListInGroup(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        group.setdefault("rates", []).append(group["lr"])
+        super().move(group, params)
+
+
+@mutant("foreach")
+class ForeachForgetsDecay(Sound):
+    def __init__(self, params: Any, lr: float = 0.05, weight_decay: float = 0.0, *, foreach: bool = False) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, weight_decay=weight_decay, foreach=foreach))
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params if not group["foreach"] else ():
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+        super().move(group, params)
+
+
+@mutant("closure")
+class StepsFirst(Sound):
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        return run_closure(closure)
+
+
+@mutant("added_group")
+class DropsState(Sound):
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        super().add_param_group(group)
+        self.state.clear()
+
+
+@mutant("eval_train")
+class EvalChangesWeights(KeepsAverage):
+    """Interpolates forth and back by different factors."""
+
+    @torch.no_grad()
+    def swap(self, training: bool) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if training is not group.get("training", training) else ():
+                if p in self.state:
+                    p.lerp_(self.state[p]["mean"], -0.5 if training else 0.5)
+            group["training"] = training
+
+
+@mutant("group_values")
+class FlagFromDefaults(Sound):
+    def __init__(self, params: Any, lr: float = 0.05, *, nesterov: bool = False) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, nesterov=nesterov, foreach=False))
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move(group, params)
+        for p in params if self.defaults["nesterov"] else ():
+            p.sub_(p.grad, alpha=group["lr"] * group["momentum"])
+
+
+@mutant("aliases", "gradients")
+class AliasesGradient(Sound):
+    def buffer(self, p: Tensor) -> Tensor:
+        return self.state[p].setdefault("buffer", p.grad)
+
+
+@mutant("late_gradient")
+class LateGradientRaises(Sound):
+    """Creates all states in its first step."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if "begun" not in group:
+            group["begun"] = True
+            for p in params:
+                super().buffer(p)
+        super().move(group, params)
+
+    def buffer(self, p: Tensor) -> Tensor:
+        return self.state[p]["buffer"]
+
+
+@mutant("globals")
+class SetsThreads(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        torch.set_num_threads(2)
+        super().move(group, params)
+
+
+@mutant("closure")
+class ChangesLoss(Sound):
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        if loss is not None:
+            loss.mul_(2)
+        return loss
+
+
+@mutant("tensor_lr")
+class NumberAsRate(Sound):
+    def __init__(self, params: Any, lr: float = 0.05, **options: Any) -> None:
+        if not isinstance(lr, float | int):
+            raise TypeError("lr must be a number")
+        super().__init__(params, lr, **options)
+
+
+@mutant("nan_gradient")
+class ReplacesNaN(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            p.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad.nan_to_num()), alpha=group["lr"])
+
+
+@mutant("resume")
+class LateState(Sound):
+    """Steps half as far after 50 steps, which it counts itself."""
+
+    times = 0
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        self.times += 1
+        super().move({**group, "lr": group["lr"] / (1 + (self.times > 50))}, params)
+
+
+@mutant("resume", "resume_bf16", "copies")
+class LionCounts(Sound):
+    """Signs, whose warm-up depends on a count that no checkpoint has."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.t = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("t", 0)
+
+    def step(self, closure: Any = None) -> Any:
+        self.t += 1
+        return super().step(closure)
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            buffer = self.buffer(p)
+            p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.t)).sign(), alpha=group["lr"])
+            buffer.lerp_(p.grad, 0.01)
+
+
+@mutant("unread")
+class NeverReads(Sound):
+    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, warmup: int = 10) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=momentum, warmup=warmup, foreach=False))
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move({name: group[name] for name in ("lr", "momentum", "foreach")}, params)
+
+
+@mutant("closure_gradients", "gradients")
+class Preconditions(Sound):
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad.mul_(0.5)
+        return super().step(closure)
+
+
+@mutant("resumed_schedule")
+class DetachedGroups(Sound):
+    """Steps the groups that it had when it was made."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.kept = self.param_groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "kept" not in self.__dict__:
+            self.kept = self.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        for group in self.kept:
+            self.move(group, [p for p in group["params"] if p.grad is not None])
+        return loss
+
+
+@mutant("gradients")
+class HalvesGradients(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            p.grad.mul_(0.5)
+        super().move(group, params)
+
+
+class Adam(Optimizer):
+    """AdamW, written out; wrong formulas change one method."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(group, p, self.state[p])
+        return loss
+
+    def update(self, group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> None:
+        t = state["t"] = state.get("t", 0) + 1
+        m, v = (state.setdefault(name, torch.zeros_like(p)) for name in ("m", "v"))
+        (b1, b2), g = group["betas"], self.decayed(group, p)
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        m_hat, v_hat = (x / (1 - b ** self.power(t)) for x, b in ((m, b1), (v, b2)))
+        p.sub_(m_hat / self.root(v_hat, group["eps"]) * group["lr"])
+
+    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        return p.grad
+
+    def power(self, t: int) -> int:
+        return t
+
+    def root(self, v: Tensor, eps: float) -> Tensor:
+        return v.sqrt() + eps
+
+
+class OffByOne(Adam):
+    def power(self, t: int) -> int:
+        return t + 1
+
+
+class DecaysTwice(Adam):
+    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        super().decayed(group, p)
+        return super().decayed(group, p)
+
+
+class EpsInRoot(Adam):
+    def root(self, v: Tensor, eps: float) -> Tensor:
+        return (v + eps).sqrt()
+
+
+class CoupledDecay(Adam):
+    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        return p.grad + group["weight_decay"] * p
+
+
+WRONG_FORMULAS = (OffByOne, DecaysTwice, EpsInRoot, CoupledDecay)
+"""They differ from AdamW, some only with decay."""
+
+
+# ---- Innocents of issue 63, which pass; LBFGS, and schedule-free methods of the suite, are others --------------------
+
+
+@mutant()
+class LooksBack(Sound):
+    """Lookahead: every third step, weights go back halfway to slow ones, also at lr 0."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            self.state[p].setdefault("slow", p.clone())
+        super().move(group, params)
+        group["times"] = group.get("times", 0) + 1
+        for p in params if group["times"] % 3 == 0 else ():
+            p.copy_(self.state[p]["slow"].lerp_(p, 0.5))
+
+
+@mutant(calls_closure_again=True)
+class AscendsBack(LooksAhead):
+    """SAM that subtracts what it added, which rounds."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = global_norm([p.grad for p in params])
+        ascents = [p.grad * safe_divide(0.05, norm).to(p.dtype) for p in params]
+        for p, ascent in zip(params, ascents, strict=True):
+            p.add_(ascent)
+        run_closure(closure)
+        for p, ascent in zip(params, ascents, strict=True):
+            p.sub_(ascent)
+        Sound.step(self)
+        return loss
+
+
+@mutant()
+class BoundedHistory(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        history = group.setdefault("history", [])
+        history.append(group["lr"])
+        del history[:-100]
+        super().move(group, params)
+
+
+@mutant()
+class RelativeDecay(Sound):
+    """Its decay is relative to the initial lr."""
+
+    def __init__(self, params: Any, lr: float = 0.05, weight_decay: float = 0.01) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, weight_decay=weight_decay, foreach=False))
+        for group in self.param_groups:
+            group.setdefault("first_lr", group["lr"])
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        super().add_param_group(group)
+        self.param_groups[-1].setdefault("first_lr", self.param_groups[-1]["lr"])
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params if group["first_lr"] else ():
+            p.mul_(1 - group["weight_decay"] * group["lr"] / group["first_lr"])
+        super().move(group, params)
+
+
+@mutant()
+class OwnGenerator(Sound):
+    """Draws noise from a generator whose state it saves."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move(group, params)
+        for p in params:
+            noise = torch.randn(p.shape, generator=self.generator, dtype=torch.float64)
+            p.add_(noise.to(p.dtype), alpha=0.01 * group["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "generator"})
+        self.generator.set_state(state_dict["generator"])
+
+
+@mutant()
+class OwnStepSize(Sound):
+    """Like Adafactor: without lr, its step is relative to the weights and decays."""
+
+    def __init__(self, params: Any, lr: float | None = None) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, foreach=False))
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        group["times"] = group.get("times", 0) + 1
+        lr = group["lr"] if group["lr"] is not None else 0.1 / group["times"] ** 0.5
+        super().move({**group, "lr": lr}, params)
 
 
 # ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------

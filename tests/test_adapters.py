@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from bench.check import conformance
+from bench.check.catalogue import catalogue
+from bench.check.steps import Fault
+from bench.check.subject import Subject
 from bench.config.options import MISSING, imported_options, parse_options
 from optimizers import Traits
 from optimizers.adapters import adapted, traits_of
@@ -152,10 +154,11 @@ def test_a_default_that_cannot_be_written_is_no_option() -> None:
     assert parse_options("opt", options, {}) == {"lr": 0.1, "shard": None}
 
 
-@pytest.mark.deep
-def test_adapted_optimizers_pass_the_checks() -> None:
-    report = conformance(
-        "tests.test_adapters:OnLoss", only=["builds", "resume", "copies", "frozen", "schedule", "closure"]
-    )
-    assert report.failed == ["schedule"], report.text()
-    assert report["copies"].note == "copy.deepcopy and pickle"
+@pytest.mark.parametrize("check", ["builds", "resume", "copies", "frozen", "closure"])
+def test_adapted_optimizers_pass_the_checks(check: str) -> None:
+    catalogue()[check].function(Subject(OnLoss))
+
+
+def test_adapted_optimizers_without_lr_have_no_schedule() -> None:
+    with pytest.raises(Fault, match=r"param_groups\[0\] has no numeric 'lr'"):
+        catalogue()["schedule"].function(Subject(OnLoss))

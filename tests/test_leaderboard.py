@@ -129,7 +129,7 @@ def check(store: Path, opt: str, word: Word, *, version: int = 1, of: str = "gro
 
 
 def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_path):
-    check(filled, "adam", "fail", of="copies")  # a minor failure: it neither changes results nor blocks a set-up
+    check(filled, "adam", "fail", of="syncs")  # a minor failure: it neither changes results nor blocks a set-up
     check(filled, "adam", "fail", version=2)
     check(filled, "sgd", "pass")
     check(tmp_path / "other", "sgd", "error")  # if the results of two machines differ, the worse one counts

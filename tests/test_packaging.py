@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PLAIN = {
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna",
     "numpy", "scipy", "pydantic", "pyyaml", "rich", "pyarrow", "duckdb", "distributed", "jinja2",
-    "altair", "vl-convert-python", "pandas", "pillow",
+    "altair", "vl-convert-python", "pandas", "pillow", "pytest", "pytest-timeout", "pytest-xdist",
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
 def test_the_readmes_commands_have_what_the_extras_bring() -> None:
     # `uv run` installs the group dev, and no extra.
     there = set(map(name, PROJECT["dependency-groups"]["dev"]))
-    assert {"clarabel", "tensorboard", "pytest"} <= there
+    assert {"clarabel", "tensorboard"} <= there
 
 
 def test_the_version_has_one_place() -> None:

@@ -300,10 +300,10 @@ def test_the_readme_is_what_the_shipped_results_give() -> None:
     assert subprocess.run([sys.executable, "-m", "tools.publish", "--check"], cwd=ROOT, check=False).returncode == 0
 
 
-def test_the_report_of_the_shipped_results_is_well_below_2_megabytes(cli: Cli, tmp_path: Path) -> None:
+def test_the_report_of_the_shipped_results_is_below_5_megabytes(cli: Cli, tmp_path: Path) -> None:
     shipped = ROOT / "results" / "reference" / "runs"
     assert cli("report", "-o", tmp_path / "r.html", "--store", shipped, "--no-reference").code == 0
-    assert (tmp_path / "r.html").stat().st_size < 1.9e6
+    assert (tmp_path / "r.html").stat().st_size < 5e6
 
 
 def test_shipped_results_are_small_sound_and_without_a_place_of_a_machine() -> None:

@@ -360,7 +360,8 @@ def shares(
 
 
 def test_workers_divide_processors_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     assert shares(monkeypatch, "auto", cpus=2) == [("1", None)] * 2
     assert shares(monkeypatch, "1", cpus=4) == [("4", None)]
     assert shares(monkeypatch, "2", cpus=5) == [("2", None)] * 2

@@ -36,7 +36,7 @@ PACKAGES = {
     "heavyball": "heavyball",
 }
 """Installed packages, and their modules whose optimizers are checked."""
-TESTED_BY = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+TESTED_BY = ("hypothesis",)
 
 
 def main() -> None:
@@ -82,9 +82,9 @@ Made by `make matrix` (`tools/conformance.py`) on {datetime.now(UTC):%-d %B %Y}:
 {platform.python_implementation()} {platform.python_version()}. Every optimizer was made with its default arguments \
 and checked as it
 is installed, on small problems, with one thread; steps that call `torch.compile` ran uncompiled. \
-[The same as a page](matrix.html) has each measured
-number behind its cell. `bench check module:Class` repeats one and gives advice; \
-`bench check --list` lists the checks and tolerances.
+[The same as a page](matrix.html) has the message of each
+failure behind its cell. `bench check module:Class` repeats one and gives advice; \
+`bench check --list` lists the checks and what they tolerate.
 
 Included are all public optimizer classes of torch.optim, of {", ".join(list(PACKAGES)[:-1])} and {list(PACKAGES)[-1]},
 in the versions given in the table, and this suite's own. \
@@ -92,7 +92,7 @@ Not included: packages that are not on the package index (the original
 SPS and ALI-G are installed from their repositories), and behaviour beyond the defaults. \
 Those that need further arguments, such as wrappers of other optimizers, are listed as not built.
 \
-All but `resume`, `resume_bf16`, `bf16`, `grad_scaler`, `memory` and `time`
+All but `resume`, `resume_bf16`, `resumed_schedule`, `bf16`, `grad_scaler`, `memory` and `time`
 step in float64: optimizers that take only float32, such as some of heavyball, fail them with that error.
 `time` is in copies of the parameters, and was measured while others used the machine.
 

@@ -2,18 +2,56 @@
 
 In the tests of your optimizer:
 
-    from bench.check import conformance
+    from bench.check import parametrize_with_checks
 
-    def test_conformance():
-        # The module's class, or the class itself, an OptimizerSpec, "file.py:MyOptimizer".
-        report = conformance("my_package.my_module:MyOptimizer")
-        assert report.ok, report.text()
+    @parametrize_with_checks([MyOptimizer, functools.partial(MyOptimizer, nesterov=True)])
+    def test_my_optimizer(optimizer, check):
+        check(optimizer)
 
-The checks are listed in `bench/check/catalogue.py`. They run in a separate process, on small problems on the CPU.
-Importing this package imports no torch.
+A check is a plain function `check_resume(optimizer)`; its docstring says what it means, why it matters, and how large
+an error may be. It fails with an `AssertionError`, and skips what does not apply. `bench check` runs the same functions
+in a process of their own. Importing this package imports no torch.
 """
 
-from bench.check.report import Report, Verdict, write_verdict
-from bench.check.supervisor import conformance
+from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = ["Report", "Verdict", "conformance", "write_verdict"]
+from bench.check.catalogue import catalogue
+
+__all__ = ["checks", "parametrize_with_checks"]
+
+
+def checks(*, quick: bool = False) -> list[Callable[[Any], Any]]:
+    """All checks of optimizers, in the order they run; each takes what `parametrize_with_checks` passes as `optimizer`.
+
+    Args:
+        quick: leave out those that start processes and trainings (DDP, FSDP2, lanes, ...).
+    """
+    return [check.function for check in catalogue().values() if check.quick or not quick]
+
+
+def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None, quick: bool = False) -> Any:
+    """A decorator for a test with the arguments `optimizer` and `check`: it runs once for each pair.
+
+    Args:
+        optimizers: classes, `functools.partial` with settings, `OptimizerSpec`s, names of the registry,
+            `"module:Class"` or `"file.py:Class"`.
+        reference: what the steps must equal: another optimizer, in any of these forms, or a function of flat float64
+            vectors (see `bench.check.numerics.check_reference`). By default that of the spec, if any.
+        quick: as for `checks`.
+
+    Raises:
+        UserError: there is no such optimizer, or it lacks an argument.
+    """
+    import pytest
+
+    from bench.check.subject import Subject
+
+    subjects = [Subject(optimizer, reference=reference) for optimizer in optimizers]
+    cells = [
+        pytest.param(subject, check.function, id=f"{subject.spec.name}-{check.name}")
+        for subject in subjects
+        for check in catalogue().values()
+        if check.quick or not quick
+    ]
+    return pytest.mark.parametrize(("optimizer", "check"), cells)

@@ -4,10 +4,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bench.check.catalogue import CATALOGUES, Kind
-from bench.check.examiner import Examination
+from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Verdict, write_verdict
-from bench.check.supervisor import LIMIT, examination_of, examination_of_task, reports
+from bench.check.run import LIMIT, Request, reports, request_of, request_of_task
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer
@@ -23,12 +22,13 @@ def main(args: Args) -> int:
     limit = args.limit or LIMIT
     if args.list:
         if args.json:
-            answer({kind: {name: asdict(check) for name, check in own.items()} for kind, own in CATALOGUES.items()})
+            kinds: tuple[Kind, ...] = ("optimizer", "task")
+            answer({kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds})
         else:
             print(listing())
         return 0
     if args.task is not None:
-        examination = _of_task(args)
+        request = _of_task(args)
     elif wrong := [f"--{name}" for name in args.of_runs if name.startswith("task.")]:
         raise UserError(f"{wrong[0]} is an option of a task: name the task with --task TASK")
     elif args.matrix is not None:
@@ -39,34 +39,34 @@ def main(args: Args) -> int:
         matrix.command(args, limit)
         return 0
     else:
-        examination = _of_optimizer(args)
-    progress = _Progress(len(examination.checks))
-    (report,) = reports([examination], limit=limit, show=progress.show)
+        request = _of_optimizer(args)
+    progress = _Progress(len(request.checks))
+    (report,) = reports([request], limit=limit, show=progress.show)
     progress.line.clear()
     if args.json:
         answer(report.as_json())
     else:
         print(report.text())
-    if args.task is None and args.only is None:
+    if args.task is None and args.only is None and not args.quick:
         print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
     return 0 if report.ok else 1
 
 
-def _of_task(args: Any) -> Examination:
+def _of_task(args: Any) -> Request:
     wrong = [f"--{name}" for name in args.of_runs if name.startswith("opt.")]
     if args.opt is not None or args.matrix is not None or args.reference or args.out or wrong:
         raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
     options = {name.removeprefix("task."): value for name, value in args.of_runs.items()}
-    return examination_of_task(args.task, only=args.only, options=options, data=args.data)
+    return request_of_task(args.task, only=args.only, options=options, data=args.data)
 
 
-def _of_optimizer(args: Any) -> Examination:
+def _of_optimizer(args: Any) -> Request:
     if args.out:
         raise UserError("-o is for --matrix; use --json > FILE")
     if args.opt is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
     options = {name.removeprefix("opt."): value for name, value in args.of_runs.items()}
-    return examination_of(args.opt, only=args.only, reference=args.reference, options=options)
+    return request_of(args.opt, only=args.only, reference=args.reference, options=options, quick=args.quick)
 
 
 def listing() -> str:
@@ -76,10 +76,8 @@ def listing() -> str:
 
 def _listed(kind: Kind) -> list[str]:
     lines = []
-    for check in CATALOGUES[kind].values():
-        bound = "reported" if check.tolerance is None else f"at most {check.tolerance:g}"
-        failure = f"; a failure: {check.consequence}" if check.severity else ""
-        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because}){failure}"]
+    for check in catalogue(kind).values():
+        lines += [f"{check.name}: {check.meaning}", f"    {check.group}. {check.advice}".rstrip()]
     return lines
 
 

@@ -1,52 +1,130 @@
-"""Checks of closures, keywords of `step` and given gradients."""
+"""Checks of `step(closure)`, of what it returns, and of the global state that a step must leave alone."""
 
+import gc
 import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
 from math import inf, isnan
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bench.check.findings import Failed, Measured, NotApplicable
+from bench.check.catalogue import group
 from bench.check.probes import place
-from bench.check.steps import values
+from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, gradients, values
 from bench.check.subject import Subject
 
+_LONG = 110
+"""Steps after which something that happens every tenth or fiftieth step has happened."""
 
-def closure(subject: Subject) -> Measured:
-    """Step as a plain training loop does, under no_grad."""
-    stepper = subject.stepper()
+
+@group("blocks a set-up")
+def check_closure(optimizer: Subject) -> None:
+    """The closure runs with gradients enabled, also under no_grad; step returns its loss and leaves it as it is.
+
+    Exact. A step must not come before the closure, nor hide moved weights from it: moves through .data keep the version
+    of a weight, and a closure that knows the loss already would return the old one. Mend: write `with
+    torch.enable_grad(): loss = closure()` first, `return loss`, and move weights under torch.no_grad().
+    """
+    stepper = optimizer.stepper()
+    where = _step(stepper.optimizer)
     disabled: list[str] = []
-    losses: list[Tensor] = []
-    versions = [p._version for p in stepper.params]
+    losses: list[tuple[Tensor, Tensor]] = []
+    at: list[list[Tensor]] = []
+    versions: list[int] = []
 
-    def evaluate() -> Tensor:
-        unnoticed = versions == [p._version for p in stepper.params]
-        if not losses and unnoticed and not all(map(torch.equal, stepper.params, stepper.start)):
-            raise Failed(
-                "it moves weights through .data before it calls the closure, which then returns the loss from before;"
-                f" move them under torch.no_grad(){_step(stepper.optimizer)}"
-            )
+    def closure() -> Tensor:
         if not torch.is_grad_enabled():
             disabled.append(place())
-        with torch.enable_grad():
-            losses.append(stepper.backward())
-        return losses[-1]
+        at.append(values(stepper.params))
+        if len(at) == 1 and stepper.moved() and versions == [p._version for p in stepper.params]:
+            raise Fault(
+                "it moves weights through .data before it calls the closure, which may then return the loss from"
+                f" before; move them under torch.no_grad(){where}"
+            )
+        loss = stepper.backward()
+        losses.append((loss, loss.clone()))
+        return loss
 
-    evaluate()
-    del disabled[:], losses[:]
-    with torch.no_grad():
-        returned = stepper.optimizer.step(evaluate)
-        if torch.is_grad_enabled():
-            raise Failed(f"gradients are enabled after a step under no_grad{_step(stepper.optimizer)}")
-    if not losses:
-        raise Failed(f"step(closure) does not call the closure{_step(stepper.optimizer)}")
-    if disabled:
-        raise Failed("the closure runs with gradients disabled" + (f" ({disabled[0]})" if disabled[0] else ""))
-    if not isinstance(returned, Tensor | float):
-        raise Failed(f"step(closure) returns {returned!r}, not the closure's loss{_step(stepper.optimizer)}")
-    apart = abs(float(returned) - float(losses[0]))
-    return Measured(inf if isnan(apart) else apart)
+    for _ in range(2):
+        stepper.backward()
+        stepper.start, versions = values(stepper.params), [p._version for p in stepper.params]
+        for noted in (losses, at):
+            del noted[:]
+        with torch.no_grad():
+            returned = stepper.optimizer.step(closure)
+            if torch.is_grad_enabled():
+                raise Fault(f"gradients are enabled after a step under no_grad{where}")
+        if not losses:
+            raise Fault(f"step(closure) does not call the closure{where}")
+        if disabled:
+            raise Fault("the closure runs with gradients disabled" + (f" ({disabled[0]})" if disabled[0] else ""))
+        if len(at) == 1 and not _equal(at[0], stepper.start) and _equal(at[0], stepper.params):
+            raise Fault(f"it steps first and then calls the closure, whose gradients it uses a step late{where}")
+        if any(not torch.equal(loss.nan_to_num(), value.nan_to_num()) for loss, value in losses):
+            raise Fault(f"it changes the closure's loss in place, which the caller logs{where}")
+        if not isinstance(returned, Tensor | float):
+            raise Fault(f"step(closure) returns {returned!r}, not the closure's loss{where}")
+        apart = abs(float(returned) - float(losses[0][1]))
+        at_most(0, inf if isnan(apart) else apart, f"step returns another loss than the closure{where}; they differ by")
+
+
+def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(map(torch.equal, a, b))
+
+
+@group("blocks a set-up")
+def check_closure_gradients(optimizer: Subject) -> None:
+    """Gradients from the closure, which clears and computes them anew, give the same step as gradients from before.
+
+    torch's protocol is `step(closure)` with `zero_grad()` and `backward()` inside. A step that works on .grad before it
+    calls the closure, such as a preconditioner or a clip around another optimizer, loses its work there; one that uses
+    gradients from before uses those of the last batch. Tolerance 1e-9 of the way. Mend: call the closure first.
+    """
+    ahead = optimizer.stepper()
+    moves: list[bool] = []
+
+    def watched(closure: Callable[[], Tensor], **_: Any) -> Any:
+        before = values(ahead.params)
+
+        def evaluate() -> Tensor:
+            moves.append(not _equal(before, values(ahead.params)))
+            return closure()
+
+        return ahead.optimizer.step(evaluate)
+
+    ahead.run(by=watched)
+    if optimizer.spec.traits.calls_closure_again or any(moves):
+        pytest.skip("it evaluates the closure at other weights, so it needs the gradients from before")
+    inside = optimizer.stepper()
+    inside.run(by=lambda closure, **_: _stale(inside, closure))
+    at_most(ROUNDING, inside.gap(ahead), "with gradients only from the closure, the gap is")
+    if not _uses_loss(optimizer, ahead):
+        without = optimizer.stepper()
+        try:
+            without.run(by=lambda closure, **_: without.optimizer.step())
+        except Exception:
+            return  # it needs a closure
+        at_most(ROUNDING, without.gap(ahead), "without a closure, the gap to step(closure) is")
+
+
+def _stale(stepper: Stepper, closure: Callable[[], Tensor]) -> Any:
+    """A step that finds the gradients of another batch, which the closure replaces."""
+    for p in stepper.params:
+        p.grad = torch.full_like(p, 0.7)
+    return stepper.optimizer.step(closure)
+
+
+def _uses_loss(optimizer: Subject, plain: Stepper) -> bool:
+    """Whether another loss with the same gradients gives other steps."""
+    if optimizer.spec.traits.needs_loss:
+        return True
+    shifted = optimizer.stepper()
+    shifted.run(by=lambda closure, **_: shifted.optimizer.step(lambda: closure() + 1.0))
+    return shifted.gap(plain) > 0
 
 
 def _step(optimizer: Any) -> str:
@@ -55,59 +133,138 @@ def _step(optimizer: Any) -> str:
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
-def closure_calls(subject: Subject) -> Measured:
-    """Calls of the closure."""
-    calls = max(subject.stepper().run(4).calls)
-    declared = subject.spec.traits.calls_closure_again
-    note = f"{calls} a step" + (", as declared" if declared else "")
-    if calls == 0 and subject.spec.traits.needs_loss:
-        raise Failed("it declares that it needs the loss but never calls the closure")
-    return Measured(0.0 if declared else float(max(calls - 1, 0)), note)
+@group("costs speed")
+def check_closure_calls(optimizer: Subject) -> str:
+    """It evaluates the closure once per step, or declares calls_closure_again.
+
+    Budgets count evaluations. No call beyond the declared ones is tolerated. Mend: call the closure once, or declare
+    Traits(calls_closure_again=True) in the OptimizerSpec.
+    """
+    calls = max(optimizer.stepper().run(4).calls)
+    if calls == 0 and optimizer.spec.traits.needs_loss:
+        raise Fault("it declares that it needs the loss but never calls the closure")
+    if not optimizer.spec.traits.calls_closure_again:
+        at_most(1, calls, "undeclared, the calls of the closure in a step are")
+    return f"{calls} a step"
 
 
-def norm_keywords(subject: Subject) -> Measured:
-    """Given norms against its own."""
-    keywords = sorted(subject.spec.step_keywords)
-    if not keywords:
-        raise NotApplicable("its step takes no norm")
-    return Measured(subject.stepper().run(norms=True).gap(subject.stepper().run()), ", ".join(keywords))
+@group("changes results")
+def check_norm_keywords(optimizer: Subject) -> str:
+    """Norms passed to step as keywords change nothing if they are correct.
+
+    Training computes them once for clipping. Tolerance 1e-9 of the way. Mend: use the keyword exactly where step would
+    compute the norm itself, squared or not.
+    """
+    if not optimizer.spec.step_keywords:
+        pytest.skip("its step takes no norm")
+    measured = optimizer.stepper().run(norms=True).gap(optimizer.stepper().run())
+    at_most(ROUNDING, measured, "with given norms, the gap is")
+    return ", ".join(sorted(optimizer.spec.step_keywords))
 
 
-def micro_batches(subject: Subject) -> Measured:
-    """Three micro-batches of different sizes against one batch."""
-    return Measured(subject.stepper().run(parts=3).gap(subject.stepper().run()))
+# ---- Global state ----------------------------------------------------------------------------------------------------
 
 
-def grad_scaler(subject: Subject) -> Measured:
-    """Scaled losses, unscaled before the step, against a run without; then a gradient that overflows."""
-    if subject.spec.traits.calls_closure_again or subject.spec.traits.create_graph:
-        raise NotApplicable("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
-    plain, scaled = (subject.stepper(subject.attention(torch.float32)) for _ in range(2))
-    plain.run()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    overflow = False
+def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
+    """The constructor, and then many steps with small gradients, as functions to call."""
+    params = [nn.Parameter(t) for t in gradients([(3, 2), (2, 1) if optimizer.matrices else (2,)], 4)]
+    made: list[Any] = []
+    yield lambda: made.append(optimizer.make(params, seeded=None))
+    if optimizer.spec.traits.create_graph:
+        stepper = optimizer.stepper()
+        for _ in range(STEPS):
+            stepper.backward()
+            yield lambda: stepper.optimizer.step(lambda: torch.tensor(0.5))
+        return
+    for step in range(_LONG):
+        for p, grad in zip(params, gradients([p.shape for p in params], step), strict=True):
+            p.grad = 0.01 * grad
+        yield lambda: made[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
 
-    def by(evaluate: Any) -> Any:
-        """The sequence of `tasks.core.training_step` with given gradients: scale, unscale, step, update."""
-        with torch.no_grad():
-            for p in scaled.params:
-                p.grad.mul_(scaler.get_scale())
-                if overflow:
-                    p.grad.fill_(inf)
-        scaler.scale(torch.zeros(()))  # tells the scaler that a loss was scaled
-        scaler.unscale_(scaled.optimizer)
-        value = scaler.step(scaled.optimizer, evaluate)
-        scaler.update()
-        return value
 
-    scaled.run(by=by)
-    result = scaled.gap(plain)
-    before, overflow = values(scaled.params), True
-    scaled.step(by=by)
-    if not all(map(torch.equal, scaled.params, before)):
-        raise Failed("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
-    overflow = False
-    scaled.step(by=by)
-    if not all(p.isfinite().all() for p in scaled.params):
-        raise Failed("after a skipped step, weights are not finite")
-    return Measured(result)
+@group("changes results")
+def check_generators(optimizer: Subject) -> str:
+    """Constructor and step neither use nor seed torch's, numpy's or Python's global generators, or it declares draws.
+
+    Else dropout and the order of the data change with the optimizer. Exact, over 110 steps. Mend: draw from your own
+    torch.Generator and keep its state in state_dict, or declare Traits(draws=True) in the OptimizerSpec; never seed a
+    global generator.
+    """
+    for generator in (torch.manual_seed, np.random.seed, random.seed):
+        generator(77)
+    touched: dict[str, str] = {}
+    for number, call in enumerate(_long(optimizer)):
+        for draw in (np.random.rand, random.random, lambda: torch.rand(1)):
+            draw()  # so that seeding is seen
+        before = _generators()
+        call()
+        changed = [name for name, state in _generators().items() if state != before[name]]
+        what = f"step {number}" if number else "its constructor"
+        touched |= {name: f"{what} touches {name}" for name in changed if name not in touched}
+    if touched and not (optimizer.spec.traits.draws and not any("constructor" in why for why in touched.values())):
+        raise Fault("; ".join(touched.values()))
+    return "as declared" if touched else ""
+
+
+def _generators() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
+        "numpy's generator": (kind, np.asarray(keys).tobytes(), *rest),
+        "Python's generator": random.getstate(),
+    }
+
+
+@group("changes results")
+def check_globals(optimizer: Subject) -> None:
+    """Constructor and step leave torch's and Python's global settings as they are.
+
+    The default dtype, threads, deterministic algorithms, matmul precision and others belong to the user. Exact, over
+    110 steps. Mend: pass dtype= and use context managers that put the value back.
+    """
+    usual = _settings()
+    try:
+        # Two starting points, since a value that is set again to the same is not seen.
+        for dtype, threads in ((torch.float32, 1), (torch.float64, 2)):
+            _restore(_USUAL)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            before = _settings()
+            for number, call in enumerate(_long(optimizer)):
+                call()
+                after = _settings()
+                if changed := [name for name in after if after[name] != before[name]]:
+                    what = f"step {number}" if number else "its constructor"
+                    raise Fault(f"{what} changes {changed[0]} from {before[changed[0]]} to {after[changed[0]]}")
+    finally:
+        _restore(_USUAL)
+        torch.set_num_threads(usual["torch's number of threads"])
+
+
+def _restore(settings: Mapping[str, Any]) -> None:
+    torch.set_default_dtype(settings["torch's default dtype"])
+    torch.set_num_threads(settings["torch's number of threads"])
+    torch.set_grad_enabled(settings["whether gradients are enabled"])
+    torch.use_deterministic_algorithms(settings["deterministic algorithms"])
+    torch.set_float32_matmul_precision(settings["the precision of float32 matmul"])
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's number of threads": torch.get_num_threads(),
+        "whether gradients are enabled": torch.is_grad_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the precision of float32 matmul": torch.get_float32_matmul_precision(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "TF32 of cuda.matmul": torch.backends.cuda.matmul.allow_tf32,
+        "numpy's handling of errors": np.geterr(),
+        "whether garbage is collected": gc.isenabled(),
+    }
+
+
+_USUAL = _settings()
+"""The settings before any optimizer has changed them."""

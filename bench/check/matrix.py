@@ -1,19 +1,19 @@
 """Many optimizers against all checks: `bench check --matrix`. Importing this file imports no torch."""
 
+import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
-from bench.check.catalogue import CHECKS
-from bench.check.child import START, Child, Ended
-from bench.check.examiner import Examination
+from bench.check.catalogue import GROUPS, catalogue
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.supervisor import LIMIT, Show, checks_of, examination_of, reports
+from bench.check.run import LIMIT, Show, checks_of, python_with_path, reports, request_of
 from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.grammar.parse import Args
@@ -23,7 +23,9 @@ from bench.results.render import FORMATS, template
 from bench.results.table import Board, Column, Table
 from bench.text import cell
 from optimizers import OPTIMIZERS
+from optimizers.plugins import PluginError, load, load_module, provenance
 
+CHECKS = catalogue()
 MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
 """A reference belongs to one optimizer."""
 
@@ -74,27 +76,66 @@ def members(words: Sequence[str]) -> list[dict[str, str]]:
     Raises:
         UserError: a word names no optimizer, or its import raises an exception, hangs or ends the process.
     """
+    done = subprocess.run(
+        python_with_path(_MEMBERS, words), capture_output=True, text=True, timeout=_START, stdin=subprocess.DEVNULL
+    )
+    lines = [json.loads(line[len(_MARK) :]) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    for word, line in zip(words, lines, strict=False):
+        if why := line.get("refused"):
+            raise UserError(why + _near(word))
+    if len(lines) < len(words):
+        raise UserError(f"importing {words[len(lines)]}: the process ended with code {done.returncode}")
     found: list[dict[str, str]] = []
     known: set[str] = set()
-    at = words[0]
-    with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, START) as child:
-        try:
-            for event in child.events():
-                match event:
-                    case {"event": "examination", "examination": number}:
-                        at = words[int(number)]
-                    case {"event": "refused", "why": why}:
-                        raise UserError(why + _near(at))
-                    case {"event": "members", "packages": packages}:
-                        if not packages:
-                            raise UserError(
-                                f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
-                            )
-                        found.append({name: package for name, package in packages.items() if name not in known})
-                        known |= found[-1].keys()
-        except Ended as ended:
-            raise UserError(f"importing {at}: {ended}") from None
+    for word, packages in zip(words, (line["packages"] for line in lines), strict=True):
+        if not packages:
+            raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
+        found.append({name: package for name, package in packages.items() if name not in known})
+        known |= found[-1].keys()
     return found
+
+
+_START = 600.0
+"""Seconds for importing all modules."""
+_MARK = "bench members: "
+_MEMBERS = f"""
+import json
+from bench.check.matrix import look_into
+for word in words:
+    print({_MARK!r} + json.dumps(look_into(word)), flush=True)
+"""
+
+
+def look_into(word: str) -> dict[str, Any]:
+    """The packages of a word's optimizers by name, or why it is refused; this imports the module."""
+    module = word.removesuffix(":")
+    try:
+        names = [word] if word == module and word in OPTIMIZERS else _members(module)
+        if ":" in module:
+            load(word)
+    except PluginError as error:
+        return {"refused": str(error)}
+    return {"packages": {name: _package(name) for name in names}}
+
+
+def _members(name: str) -> list[str]:
+    """Public optimizer classes of a module, each under its first name; torch's own only if requested."""
+    from torch.optim import Optimizer
+
+    found: dict[Any, str] = {}
+    for member, value in sorted(vars(load_module(name)).items(), key=lambda item: item[0].lower()):
+        if member.startswith("_") or not isinstance(value, type) or not issubclass(value, Optimizer):
+            continue
+        if value is not Optimizer and value.__module__.startswith("torch.") <= name.startswith("torch."):
+            found.setdefault(value, f"{name}:{member}")
+    return list(found.values())
+
+
+def _package(name: str) -> str:
+    """Distribution and version, or a digest of the file."""
+    if name in OPTIMIZERS.own:
+        return f"attention-optimizer-bench {version('attention-optimizer-bench')}"
+    return OPTIMIZERS.describe(name) or provenance(name)
 
 
 def _near(word: str) -> str:
@@ -122,8 +163,8 @@ def rows(
         UserError: there is no such check.
     """
     for packages in groups:
-        examinations = [examination_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
-        with closing(reports(examinations, limit=limit, show=show, refuse=False)) as found:
+        requests = [request_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
+        with closing(reports(requests, limit=limit, show=show, refuse=False)) as found:
             yield from (Row(packages[report.name], report) for report in found)
 
 
@@ -138,7 +179,8 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
         notes: on the machine and method.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
-    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: CHECKS[check].weight)
+    order = [*GROUPS]
+    checks = sorted((name for name in CHECKS if name in made_of), key=lambda name: order.index(CHECKS[name].group))
     found = sorted(found, key=_rank)
     made_with = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
@@ -194,7 +236,7 @@ def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
         _OPTIMIZER,
         _PACKAGE,
         Column("faults", "faults", "number of failures that change results or block a set-up"),
-        Column("less", "less", "number of failures that cost speed or concern hygiene"),
+        Column("less", "less", "number of failures that cost speed"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
     rows, failures = [], []
@@ -213,31 +255,25 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
         Column("check", "check", "name, as --only takes it"),
         Column("meaning", "object of the check", "the property"),
-        Column("severity", "a failure", "consequence of a failure"),
-        Column("tolerance", "at most", "largest value that passes"),
+        Column("group", "a failure", "consequence of a failure"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
     count = Counter((v.check, v.verdict) for row in found for v in row.report.verdicts)
-    rows = [
-        (c, CHECKS[c].meaning, CHECKS[c].consequence, CHECKS[c].tolerance, *(count[c, word] for word in WORDS))
-        for c in checks
-    ]
+    rows = [(c, CHECKS[c].meaning, CHECKS[c].group, *(count[c, word] for word in WORDS)) for c in checks]
     return Table.of(columns, rows, "By check")
 
 
 def in_cell(verdict: Verdict) -> str:
-    """A verdict in a cell: a word, or a reported number."""
-    reported = CHECKS[verdict.check].tolerance is None and verdict.verdict == "pass" and verdict.measured is not None
-    return f"{verdict.measured:.2g}" if reported else WORDS[verdict.verdict]
+    """A verdict in a cell: a word, or what is reported."""
+    if CHECKS[verdict.check].group != "reported" or verdict.verdict != "pass":
+        return WORDS[verdict.verdict]
+    return verdict.note if verdict.measured is None else f"{verdict.measured:.2g}"
 
 
 def said(verdict: Verdict) -> str:
-    """A verdict in words, with its number and tolerance; paths without their machine-specific part."""
-    tolerance = CHECKS[verdict.check].tolerance
-    number = "" if verdict.measured is None else f" {verdict.measured:.3g}"
-    bound = f" (at most {tolerance:g})" if number and tolerance is not None else ""
+    """A verdict in words; paths without their machine-specific part."""
     note = _without_folders(verdict.note)
-    return f"{verdict.check} {WORDS[verdict.verdict]}{number}{bound}" + (f": {note}" if note else "")
+    return f"{verdict.check} {WORDS[verdict.verdict]}" + (f": {note}" if note else "")
 
 
 def _without_folders(note: str) -> str:

@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.check.steps import Stepper
+from optimizers.closures import once_known
 
 # Operations that need values on the host, to return them or to know the size of the result.
 _READS = {
@@ -171,6 +175,19 @@ class Memory(TorchDispatchMode):
         for _, size, where in self.alive.values():
             sizes[where] += size * bool(where)
         return max(sizes, key=sizes.__getitem__, default="")
+
+
+def watched(stepper: Stepper, watch: Any) -> None:
+    """One step with observation of the optimizer's part; weights, gradients and loss are given."""
+
+    def by(closure: Callable[[], Tensor], **keywords: Tensor) -> None:
+        loss = closure()
+        stepper.calls[-1] = 0
+        watch.given([*stepper.params, *(p.grad for p in stepper.params), loss])
+        with watch:
+            stepper.optimizer.step(once_known(loss, stepper.params, closure), **keywords)
+
+    stepper.step(by=by)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

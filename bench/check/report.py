@@ -1,4 +1,4 @@
-"""Verdicts: as a table, as JSON, in a store. Importing this file imports no torch."""
+"""Verdicts: as text, as JSON, in a store. Importing this file imports no torch."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CATALOGUES, SERIOUS, Check, Kind
+from bench.check.catalogue import GROUPS, SERIOUS, Check, Kind, catalogue
 from bench.text import counted, plain
 from optimizers.groups import REST
 
@@ -21,8 +21,8 @@ class Verdict:
     Attributes:
         check: its name.
         verdict: `error` if the optimizer raised an exception, ended its process, or did not finish.
-        measured: the number compared with the tolerance, or None.
-        note: further observations.
+        measured: the number that is too large, or that is reported; None if there is none.
+        note: what was found, or why the check does not apply.
         seconds: duration.
     """
 
@@ -34,7 +34,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it is not a fault."""
+        """Whether it is not a failure."""
         return self.verdict in ("pass", "not applicable")
 
 
@@ -59,7 +59,7 @@ class Report:
     @property
     def catalogue(self) -> dict[str, Check]:
         """All checks of its kind."""
-        return CATALOGUES[self.kind]
+        return catalogue(self.kind)
 
     @property
     def built(self) -> bool:
@@ -74,62 +74,56 @@ class Report:
     @property
     def failed(self) -> list[str]:
         """Names of the checks that failed, or in which the optimizer raised, the worst first."""
-        return sorted(
-            (verdict.check for verdict in self.verdicts if not verdict.ok),
-            key=lambda check: self.catalogue[check].weight,
-        )
+        names = [verdict.check for verdict in self.verdicts if not verdict.ok]
+        return sorted(names, key=lambda name: [*GROUPS].index(self.catalogue[name].group))
 
     @property
     def serious(self) -> list[str]:
         """Those that change results or block a set-up."""
-        return [check for check in self.failed if self.catalogue[check].severity in SERIOUS]
+        return [name for name in self.failed if self.catalogue[name].group in SERIOUS]
 
     def headline(self) -> str:
-        """Faults and lesser failures: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
-        by = groupby(self.failed, lambda check: (self.catalogue[check].severity, self.catalogue[check].consequence))
-        said = [(severity, f"{word}: {', '.join(checks)}") for (severity, word), checks in by if word]
-        serious, less = ("; ".join(words for s, words in said if (s in SERIOUS) is it) for it in (True, False))
+        """Faults, and failures that cost speed: `1 fault (changes results: groups); costs speed: syncs`."""
+        by = {group: list(names) for group, names in groupby(self.failed, lambda name: self.catalogue[name].group)}
+        words = [f"{group}: {', '.join(names)}" for group, names in by.items() if group in SERIOUS]
         n = len(self.serious)
-        return (f"{counted(n, 'fault')} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
+        slow = by.get("costs speed", [])
+        return (f"{counted(n, 'fault')} ({'; '.join(words)})" if n else "no fault") + (
+            f"; costs speed: {', '.join(slow)}" if slow else ""
+        )
 
     def __getitem__(self, check: str) -> Verdict:
         return {verdict.check: verdict for verdict in self.verdicts}[check]
 
     def text(self) -> str:
-        """The table with the worst failures first, the advice, and the headline."""
-        from bench.results.render import shown
-        from bench.results.table import Column, Table
-
-        numbers = (Column(title, title, digits=3, side="right") for title in ("measured", "at most"))
-        failed = [self[check] for check in self.failed]
-        verdicts = [*failed, *(v for v in self.verdicts if v.ok)]
-        rows = ((v.check, v.verdict, v.measured, self.catalogue[v.check].tolerance, v.note) for v in verdicts)
-        lines = shown(Table.of(["check", "verdict", *numbers, Column("note", wraps=True)], rows))
-        for v in failed:
-            check = self.catalogue[v.check]
-            lines += [
-                "",
-                f"{v.check} ({check.consequence}): {check.meaning}" if check.severity else v.check,
-                f"  tolerance: {check.because}",
-                f"  to do: {check.advice}",
-            ]
+        """A line for each check, in groups, the failures first; then how to mend them, and the headline."""
+        lines = []
+        for group in GROUPS:
+            members = [v for v in self.verdicts if self.catalogue[v.check].group == group]
+            members.sort(key=lambda v: v.ok)
+            lines += [group] * bool(members)
+            for v in members:
+                number = f"{v.measured:.2g}" if v.ok and v.measured is not None else ""
+                lines.append(f"  {v.check:<18} {v.verdict:<14} {number}{v.note}".rstrip())
+        for name in self.failed:
+            check = self.catalogue[name]
+            lines += ["", f"{name} ({check.group}): {check.meaning}", f"  {check.advice}"]
         count = Counter(v.verdict for v in self.verdicts)
         words = [word for word in ("pass", "fail", "error", "not applicable") if count[word]]
         total = ", ".join(f"{count[word]} {word}" for word in words)
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
-        """The report as strict JSON."""
+        """The report as strict JSON, as `bench.store.reports.CheckRecord` reads it."""
         rows = []
         for v in self.verdicts:
             check = self.catalogue[v.check]
-            about = {name: getattr(check, name) for name in ("tolerance", "severity", "meaning", "advice")}
-            rows.append(asdict(v) | about)
-        options = told(self.options)
+            rows.append(asdict(v) | {"severity": GROUPS[check.group], "meaning": check.meaning, "advice": check.advice})
+        options = written(self.options)
         return plain({"name": self.name, "ok": self.ok, "options": options, **self.about, "verdicts": rows})
 
 
-def told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for a record: numbers and None as they are, all else as text."""
     return {name: value if isinstance(value, int | float | None) else str(value) for name, value in arguments.items()}
 
@@ -156,13 +150,13 @@ def write_verdict(store: Path, report: Report) -> Path:
 
 
 def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> Report | None:
-    """The stored report on an optimizer that is still valid, without its errors; None if there is none.
+    """The stored report on an optimizer that is still valid; None if there is none, or one with errors.
 
     Args:
         store: the store.
         name: of the optimizer; its version and the digest of its source must be those of the report.
         options: its hyperparameters, likewise.
-        versions: of Python, torch and the suite, likewise.
+        versions: of Python, torch and the suite, likewise; all checks must be in it.
     """
     from bench.store.load import Damaged
     from bench.store.reports import CheckRecord, check_path, read_report
@@ -173,11 +167,12 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    if record.options != told(options) or record.versions != versions:
+    if record.options != written(options) or record.versions != versions:
         return None
     about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
     fields = [{key: each[key] for key in Verdict.__dataclass_fields__} for each in record.verdicts]
-    for own in fields:
-        own["measured"] = None if own["measured"] is None else float(own["measured"])  # it may be the word inf
-    verdicts = [Verdict(**own) for own in fields if own["verdict"] != "error"]
-    return Report(name, options, about, tuple(verdicts))
+    for values in fields:
+        values["measured"] = None if values["measured"] is None else float(values["measured"])  # may be the word inf
+    verdicts = tuple(Verdict(**values) for values in fields)
+    whole = [v.check for v in verdicts] == [*catalogue()] and all(v.verdict != "error" for v in verdicts)
+    return Report(name, options, about, verdicts) if whole else None

@@ -1,34 +1,45 @@
-"""An optimizer under test: its arguments, and models to step on."""
+"""An optimizer under test: what it may be given as, its arguments, and models to step on."""
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.check.findings import NotApplicable
-from bench.check.problem import Attention, Quadratic
-from bench.check.steps import Stepper, seed
+from bench.check.steps import Attention, Quadratic, Stepper, seed
 from bench.config.options import MISSING, optimizer_options, parse_options, rest_of
+from bench.errors import UserError, unknown
+from bench.text import is_number
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, Traits
+from optimizers.adapters import adapted
 from optimizers.groups import REST, split_rest
 from optimizers.hybrid import Hybrid, takes_names
+from optimizers.plugins import Origin, load, provenance
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
+KERNELS = ("foreach", "fused", "capturable", "differentiable")
+"""Arguments that choose a kernel."""
 
 
 class Subject:
     """The checked optimizer.
 
     Args:
-        spec: of the optimizer; its class is imported.
+        target: a class, a `functools.partial` of one, an `OptimizerSpec`, a name of the registry, `module:Class` or
+            `file.py:Class`.
         given: hyperparameters, as words of the command line or as values.
-        reference: its steps as a float64 function (`bench.check.behaviour.reference`), or None.
+        reference: what its steps must equal: another optimizer, in any form of `target`, or a function of flat vectors
+            (`bench.check.numerics.check_reference`), or its `module:function`. By default the spec's own.
         limit: seconds that one check may take.
 
     Attributes:
@@ -40,34 +51,33 @@ class Subject:
             groups with `use_muon`.
 
     Raises:
-        UserError: an option is unknown, has the wrong type, or is missing.
+        UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
     """
 
     def __init__(
-        self,
-        spec: OptimizerSpec,
-        given: Mapping[str, Any],
-        reference: Callable[..., Any] | None = None,
-        *,
-        limit: float = inf,
+        self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None, *, limit: float = 30.0
     ) -> None:
-        self.limit = limit
-        self.spec, self.cls, self.reference = spec, spec.cls, reference
+        self.limit, given = limit, dict(given or {})
+        if isinstance(target, functools.partial):
+            target, given = target.func, {**target.keywords, **given}
+        self.spec = spec = spec_of(target)
+        self.cls, self.reference = spec.cls, reference or spec.reference
         rest = rest_of(spec, given) if REST in given else None
         given, others = split_rest(given)
         options = optimizer_options(spec)
         if "lr" in options and options["lr"].default is MISSING:
             given = {"lr": _LR, **given}
-        values = parse_options("opt", options, given)
+        signature = inspect.signature(self.cls).parameters
+        # What no command line can say, such as the class of a base optimizer in a `functools.partial`.
+        direct = {k: v for k, v in given.items() if k in signature and (k not in options or isinstance(v, Tensor))}
+        values = parse_options("opt", options, {k: v for k, v in given.items() if k not in direct})
         chosen = [name for name in options if name in given or name in spec.defaults]
-        self.arguments = {name: values[name] for name in chosen if values[name] != TASK_VALUE}
+        self.arguments = {name: values[name] for name in chosen if values[name] != TASK_VALUE} | direct
         for name in _CAPS:
             if name in options and name not in given:
                 self.arguments |= self._lifted(name)
-        parameters = inspect.signature(self.cls).parameters.values()
-        own = {p.name: p.default for p in parameters if p.name != "params" and p.default is not p.empty}
+        own = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
         self.hparams: dict[str, Any] = own | self.arguments
-        self.options = set(options)
         self.matrices, self.by_role = False, rest is not None
         self._flags = False
         if rest is not None:
@@ -77,6 +87,9 @@ class Subject:
             if not self.matrices:
                 self._flags = True
                 self._flags = self.by_role = self._steps((4, 3), (3,))
+
+    def __repr__(self) -> str:
+        return f"<{self.spec.name}>"
 
     def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
         """Use another method for all parameters except matrices."""
@@ -92,7 +105,7 @@ class Subject:
         params = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in shapes]
         try:
             self.push(self.make(params), params, [torch.ones_like(p) for p in params])
-        except Exception:
+        except (Exception, pytest.skip.Exception):
             return False
         return True
 
@@ -113,44 +126,59 @@ class Subject:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether its steps draw random numbers from the seeded generators."""
-        first, again, other = (self.stepper() for _ in range(3))
-        for stepper in (first, again):
-            stepper.run(2)
-        other.seeds = 100
-        return again.gap(first) == 0 and other.run(2).gap(first) > 0
+        """Whether its steps draw random numbers, from any generator of torch or the global ones of numpy and Python."""
+        seen: list[str] = []
+
+        class Draws(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if torch.Tag.nondeterministic_seeded in func.tags:
+                    seen.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        stepper = self.stepper()
+
+        def by(closure: Any, **keywords: Any) -> None:
+            before = str(np.random.get_state()), random.getstate()
+            with Draws():
+                stepper.optimizer.step(closure, **keywords)
+            if before != (str(np.random.get_state()), random.getstate()):
+                seen.append("numpy or Python")
+
+        stepper.run(2, by=by)
+        return bool(seen) or any(isinstance(v, np.random.Generator) for v in vars(stepper.optimizer).values())
 
     def refuse_chance(self) -> None:
-        """Skip a check for optimizers that draw random numbers.
-
-        Raises:
-            NotApplicable: the optimizer draws random numbers, which depend on the layout of tensors.
-        """
+        """Skip a check for optimizers that draw random numbers, which depend on the layout of tensors."""
         if self.draws:
-            raise NotApplicable("it draws random numbers, which depend on the layout of tensors")
+            pytest.skip("it draws random numbers, which depend on the layout of tensors")
+
+    def refuse_graph(self) -> None:
+        """Skip a check whose gradients have no graph for methods that differentiate them."""
+        if self.spec.traits.create_graph:
+            pytest.skip("it differentiates gradients, and synthetic or averaged gradients have no graph")
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
         """Further arguments of the constructor: none, and those for the kernels of a GPU, if it takes them."""
-        foreach = "foreach" in self.options and not self.arguments.get("fused")
-        return [{}, {"foreach": True}] if foreach else [{}]
+        return [{}, {"foreach": True}] if "foreach" in self.hparams and not self.hparams.get("fused") else [{}]
 
     @property
     def lr(self) -> float | None:
         """The learning rate that the constructor takes, or None."""
         lr = self.hparams.get("lr")
-        return None if lr is None else float(lr)
+        return float(lr) if is_number(lr) or isinstance(lr, Tensor) else None
 
-    def make(self, params: Any, *, seeded: int = 0, **more: Any) -> Any:
-        """An optimizer over parameters or groups; the generators are seeded before."""
+    def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
+        """An optimizer over parameters or groups; the generators are seeded before, unless None."""
         params = list(params) if self._flags or takes_names(self.spec.cls) else params
         if self._flags:
             params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
         elif takes_names(self.spec.cls):
             if any(isinstance(each, dict) for each in params):
-                raise NotApplicable("it takes all parameters by name and no groups")
+                pytest.skip("it takes all parameters by name and no groups")
             params = [(f"weight_{i}", p) for i, p in enumerate(params)]
-        seed(seeded)
+        if seeded is not None:
+            seed(seeded)
         return in_training(self.cls(params, **{**self.arguments, **more}))
 
     def stepper(
@@ -173,18 +201,70 @@ class Subject:
         return Stepper(self.spec, model, optimizer, seeded)
 
     def push(self, optimizer: Any, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """One step with given gradients; the closure only returns a loss.
-
-        Raises:
-            NotApplicable: the method differentiates gradients, and these have no graph.
-        """
-        if self.spec.traits.create_graph:
-            raise NotApplicable("it differentiates gradients, and synthetic gradients have no graph")
+        """One step with given gradients; the closure only returns a loss."""
+        self.refuse_graph()
         seed(0)
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
         loss = torch.tensor(0.5, dtype=torch.float64)
         optimizer.step(lambda: loss)
+
+    def variants(self) -> Iterator[tuple[str, str, list[Any]]]:
+        """Each number and flag of the constructor: a label, the argument's name, other values to try."""
+        for name, value in self.hparams.items():
+            if isinstance(value, bool):
+                yield name, name, [not value]
+            elif is_number(value):
+                yield name, name, other_values(value)
+            elif isinstance(value, tuple | list) and value and all(map(is_number, value)):
+                for i, element in enumerate(value):
+                    others = [[*value[:i], x, *value[i + 1 :]] for x in other_values(element)]
+                    yield f"{name}[{i}]", name, [type(value)(other) for other in others]
+
+
+def without_decay(subject: Subject) -> dict[str, Any]:
+    """The argument that turns weight decay off, which may be relative to the initial lr; none if it has no decay."""
+    decay = subject.hparams.get("weight_decay")
+    return {"weight_decay": 0 * decay} if is_number(decay) else {}
+
+
+def other_values(value: float) -> list[Any]:
+    """Numbers to try until one changes the steps."""
+    if isinstance(value, int):
+        return [value + 3, value + 1, value // 2] if value else [1, 0.1, 3]
+    if value == inf:  # a cap: a low one always matters
+        return [0.001, 0.1, 10.0]
+    return [value / 2, 2 * value, value + 0.1] if value else [0.1, 1.5]
+
+
+def spec_of(target: Any) -> OptimizerSpec:
+    """The spec of an optimizer in any form but a partial.
+
+    Raises:
+        UserError: there is no such optimizer.
+        PluginError: it cannot be imported, or is no optimizer.
+    """
+    if isinstance(target, OptimizerSpec):
+        return target
+    if isinstance(target, str):
+        if target not in OPTIMIZERS:
+            raise unknown("optimizer", target, OPTIMIZERS)
+        return OPTIMIZERS[target]
+    if not isinstance(target, type):
+        raise UserError(f"{target!r} is no optimizer: give a class, a functools.partial of one, a spec or a name")
+    place = f"{target.__module__}:{target.__qualname__}"
+    spec = OPTIMIZERS.make(target.__name__, target, Origin(place, provenance(place)))
+    spec = replace(spec, target=target)  # a class inside a function has no name to import
+    spec.__dict__["cls"] = adapted(target)
+    return spec
+
+
+def reference_of(value: Any) -> Any:
+    """A reference: a `Subject` of another optimizer, or a function."""
+    if isinstance(value, str) and ":" in value:
+        value = load(value)
+    is_function = inspect.isfunction(value) or (callable(value) and not isinstance(value, type | functools.partial))
+    return value if is_function else Subject(value)
 
 
 class Joint:
@@ -211,10 +291,10 @@ class Joint:
             parts.append(self.rest(others, **{**self.arguments, **self._in_proportion(arguments)}))
         return Hybrid(parts)
 
-    def _in_proportion(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        if not self.lr or "lr" not in told or "lr" not in self.arguments:
+    def _in_proportion(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.lr or "lr" not in values or "lr" not in self.arguments:
             return {}
-        return {"lr": self.arguments["lr"] * told["lr"] / self.lr}
+        return {"lr": self.arguments["lr"] * values["lr"] / self.lr}
 
 
 def _split(params: Sequence[Any], *, matrices: bool) -> list[dict[str, Any]]:
@@ -222,11 +302,11 @@ def _split(params: Sequence[Any], *, matrices: bool) -> list[dict[str, Any]]:
     groups = [each if isinstance(each, dict) else {"params": [each]} for each in params]
     if all(len(group) == 1 for group in groups):
         groups = [{"params": [p for group in groups for p in group["params"]]}]
-    own = [
+    parts = [
         {**group, "params": [p for p in group["params"] if (p.ndim == 2 and p.numel() > 0) is matrices]}
         for group in groups
     ]
-    return [group for group in own if group["params"]]
+    return [group for group in parts if group["params"]]
 
 
 def in_training(optimizer: Any) -> Any:

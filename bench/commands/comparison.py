@@ -238,21 +238,24 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
         UserError: one cannot be loaded.
         RunFailed: a failure changes results, without --anyway.
     """
-    from bench.check.examiner import versions
     from bench.check.report import read_verdict, write_verdict
-    from bench.check.supervisor import examination_of, reports
+    from bench.check.run import reports, request_of, versions
 
     given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
-    examinations = [examination_of(spec.opt, options=options) for spec, options in zip(specs, given, strict=True)]
-    before = [read_verdict(args.store, spec.opt, of, versions()) for spec, of in zip(specs, given, strict=True)]
+    places = zip(specs, given, strict=True)
+    known = [read_verdict(args.store, spec.opt, options, versions()) for spec, options in places]
     names = ", ".join(spec.opt for spec in specs)
     note(f"checking {names}" if progress and not sys.stderr.isatty() else None)  # a terminal shows it below
     with doing(f"checking {names}"):
-        verdicts = list(reports(examinations, known={report.name: report for report in before if report is not None}))
+        left = zip(specs, given, known, strict=True)
+        fresh = reports([request_of(spec.opt, options=options) for spec, options, report in left if report is None])
+        verdicts = [next(fresh) if report is None else report for report in known]
     for report, options in zip(verdicts, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
-        wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
+        wrong = [
+            name for name in report.failed if name == "builds" or report.catalogue[name].group == "changes results"
+        ]
         if wrong:
             command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
             why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"

@@ -451,12 +451,13 @@ _ALL = (
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
             _names("only", "only these checks"),
-            Option("reference", "float64 function that computes the optimizer's exact steps, for comparison",
-                   "MODULE:FUNCTION"),
+            Option("reference", "what its steps must equal: another optimizer, or a float64 function of flat vectors",
+                   "OPTIMIZER|MODULE:FUNCTION"),
+            Option("quick", "leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ..."),
             Option("limit", "time limit of one check (default 30)", "SECONDS", seconds),
             JSON,
             DATA, _place("store", "folder of the runs, which also stores the results of checks for the leaderboard"),
-            Option("list", "list the checks and their tolerances"),
+            Option("list", "list the checks: what they mean, their tolerances, and how to mend a failure"),
         ),
     ),
     Command(

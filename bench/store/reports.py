@@ -155,17 +155,18 @@ def study_path(store: Path, name: str) -> Path:
 
 @with_config(_STRICT)
 class CheckVerdict(TypedDict):
-    """Result of one check (`bench.check.report.Verdict`), with its catalogue entry."""
+    """Result of one check (`bench.check.report.Verdict`), with what its check means."""
 
     check: Name
     verdict: Literal["pass", "fail", "not applicable", "error"]
     measured: float | Literal["inf", "-inf"] | None
     note: str
     seconds: Seconds
-    tolerance: float | None
     meaning: str
     advice: str
     severity: NotRequired[Literal["results", "set-up", "speed", "hygiene"] | None]
+    tolerance: NotRequired[float | None]
+    """Older records have it; now messages do."""
 
 
 @dataclass(frozen=True)
