@@ -212,7 +212,7 @@ def _events(requests: Sequence[Request], limit: float) -> Iterator[dict[str, Any
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(write,),
-            env={**os.environ, **alone},
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")} | alone,  # we may be in one
             start_new_session=True,  # its workers and forks end with it
         )
         os.close(write)
