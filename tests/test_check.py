@@ -170,7 +170,7 @@ def line_of(cls: str, text: str) -> str:
         ("OneMomentum", "lanes", ("pure update through vmap, with values of momentum",)),
         ("NoLoss", "closure", ("returns None", line_of("NoLoss", "def step"))),
         ("StateOutside", "resume", ("self.buffers",)),
-        ("LionCounts", "resume", ("self.t is 4 in place of 7",)),
+        ("LionCounts", "resume", ("interrupted after 3 steps",)),
         ("WideState", "resume_bf16", ("['state'][0]['buffer'] is bfloat16 of shape (5, 5) in place of float32",)),
         ("ObjectInState", "resume", ("refuses its state: a tests.mutants.Box",)),
         ("FirstGroupOnly", "groups", ("two groups: state[1] is missing",)),

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ def check_early(config: RunConfig) -> None:
         UserError: with the value at fault and what to do.
     """
     trainer, traits = config.trainer, config.traits
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID"):  # launchers set them
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"the environment has {name}={os.environ[name]}, which is no number; unset it")
     if all(spec.name in OPTIMIZERS.own for spec in config.methods):  # reading the options of others imports them
         options = all_optimizer_options(config.opt_spec, config.opt_options)
         for name, value in config.opt_options.items():
