@@ -182,14 +182,18 @@ class LooksAhead(Sound):
         loss = run_closure(closure)
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = global_norm([p.grad for p in params])
-        before = [p.clone() for p in params]
-        for p in params:
-            p.add_(p.grad * safe_divide(0.05, norm).to(p.dtype))
+        before, ascents = [p.clone() for p in params], [p.grad * safe_divide(0.05, norm).to(p.dtype) for p in params]
+        for p, ascent in zip(params, ascents, strict=True):
+            p.add_(ascent)
         run_closure(closure)
+        self.go_back(params, before, ascents)
+        Sound.step(self)
+        return loss
+
+    def go_back(self, params: list[Tensor], before: list[Tensor], ascents: list[Tensor]) -> None:
+        """Restore the weights."""
         for p, value in zip(params, before, strict=True):
             p.copy_(value)
-        super().step()
-        return loss
 
 
 @mutant()
@@ -1148,19 +1152,10 @@ class LooksBack(Sound):
 class AscendsBack(LooksAhead):
     """SAM that subtracts what it added, which rounds."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = run_closure(closure)
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = global_norm([p.grad for p in params])
-        ascents = [p.grad * safe_divide(0.05, norm).to(p.dtype) for p in params]
-        for p, ascent in zip(params, ascents, strict=True):
-            p.add_(ascent)
-        run_closure(closure)
+    def go_back(self, params: list[Tensor], before: list[Tensor], ascents: list[Tensor]) -> None:
+        """Subtract."""
         for p, ascent in zip(params, ascents, strict=True):
             p.sub_(ascent)
-        Sound.step(self)
-        return loss
 
 
 @mutant()

@@ -168,8 +168,8 @@ def check_norm_keywords(optimizer: Subject) -> str:
 def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
     """The constructor, and then many steps with small gradients, as functions to call."""
     params = [nn.Parameter(t) for t in gradients([(3, 2), (2, 1) if optimizer.matrices else (2,)], 4)]
-    made: list[Any] = []
-    yield lambda: made.append(optimizer.make(params, seeded=None))
+    instance: list[Any] = []
+    yield lambda: instance.append(optimizer.make(params, seeded=None))
     if optimizer.spec.traits.create_graph:
         stepper = optimizer.stepper()
         for _ in range(STEPS):
@@ -179,7 +179,7 @@ def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
     for step in range(_LONG):
         for p, grad in zip(params, gradients([p.shape for p in params], step), strict=True):
             p.grad = 0.01 * grad
-        yield lambda: made[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
+        yield lambda: instance[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
 
 
 @group("changes results")

@@ -172,20 +172,20 @@ def check_nan_gradient(optimizer: Subject) -> str:
     """
     for before in (0, 3):
         params = [nn.Parameter(t) for t in gradients([(4, 3), (5, 1) if optimizer.matrices else (5,)], 20)]
-        made = optimizer.make(params)
+        instance = optimizer.make(params)
         for step in range(before):
-            optimizer.push(made, params, gradients([p.shape for p in params], step))
+            optimizer.push(instance, params, gradients([p.shape for p in params], step))
         start, grads = values(params), gradients([p.shape for p in params], before)
         grads[0][0, 0] = torch.nan
         try:
-            optimizer.push(made, params, grads)
+            optimizer.push(instance, params, grads)
         except (ArithmeticError, RuntimeError, ValueError) as error:
             return f"it raises {type(error).__name__}"
         moved = flat(params) - flat(start)
         sizes = moved[moved != 0].abs()
         if len(sizes) and sizes.allclose(sizes[0]):
             pytest.skip("its steps are signs, and NaN has none")
-        kept = tree_leaves(made.state_dict())
+        kept = tree_leaves(instance.state_dict())
         if any(isinstance(t, Tensor) and t.isnan().any() for t in kept) or params[0][0, 0].isnan():
             continue
         if len(sizes):
@@ -199,8 +199,8 @@ def _push_both(
     """A few steps of two lists of parameters; `both` has the gradients of each in a step."""
     pair = optimizer.make(one), optimizer.make(other)
     for step in range(_PUSHES):
-        for made, params, grads in zip(pair, (one, other), both(step), strict=True):
-            optimizer.push(made, params, grads)
+        for instance, params, grads in zip(pair, (one, other), both(step), strict=True):
+            optimizer.push(instance, params, grads)
 
 
 @group("changes results")
@@ -367,11 +367,11 @@ def check_memory(optimizer: Subject) -> float:
 def check_time(optimizer: Subject) -> float:
     """Time of a step, in units of copying the parameters."""
     params = _large(optimizer, 250_000)
-    made, others = optimizer.make(params), [torch.empty_like(p) for p in params]
-    _push(optimizer, made, params)
+    instance, others = optimizer.make(params), [torch.empty_like(p) for p in params]
+    _push(optimizer, instance, params)
     copies = (
         (lambda: torch._foreach_copy_(others, [p.detach() for p in params])),
-        lambda: _push(optimizer, made, params),
+        lambda: _push(optimizer, instance, params),
     )
     copy, step = (statistics.median(timeit.repeat(call, repeat=5, number=1)) for call in copies)
     return step / copy
@@ -381,12 +381,12 @@ def _copies(optimizer: Subject, arguments: Mapping[str, Any]) -> tuple[float, fl
     """State after two steps, and temporaries at the peak of a third, in copies of the parameters."""
     params = _large(optimizer, 40_000)
     with Memory(peaks=True) as watch:
-        made = optimizer.make(params, **arguments)
-        _push(optimizer, made, params)
-        _push(optimizer, made, params)
+        instance = optimizer.make(params, **arguments)
+        _push(optimizer, instance, params)
+        _push(optimizer, instance, params)
         state = watch.now()
         watch.peak = 0
-        _push(optimizer, made, params)
+        _push(optimizer, instance, params)
     size = sum(p.numel() * p.element_size() for p in params)
     return state / size, max(0, watch.peak - state) / size
 
@@ -402,8 +402,8 @@ def _large(optimizer: Subject, elements: int) -> list[nn.Parameter]:
     return params
 
 
-def _push(optimizer: Subject, made: Any, params: list[nn.Parameter]) -> None:
-    optimizer.push(made, params, [p.grad for p in params])
+def _push(optimizer: Subject, instance: Any, params: list[nn.Parameter]) -> None:
+    optimizer.push(instance, params, [p.grad for p in params])
 
 
 # ---- Symmetries ------------------------------------------------------------------------------------------------------

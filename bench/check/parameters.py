@@ -34,9 +34,9 @@ def check_kinds(optimizer: Subject) -> None:
     for dtype in (torch.float64, torch.float32):
         start = [(1 + g).to(dtype) for g in gradients(_KINDS, 8) if g.ndim == 2 or not optimizer.matrices]
         params = [nn.Parameter(t.clone()) for t in start]
-        made, changed = optimizer.make(params), [torch.zeros_like(t, dtype=torch.bool) for t in start]
+        instance, changed = optimizer.make(params), [torch.zeros_like(t, dtype=torch.bool) for t in start]
         for step in range(STEPS):
-            optimizer.push(made, params, [g.to(dtype) for g in gradients([p.shape for p in params], step)])
+            optimizer.push(instance, params, [g.to(dtype) for g in gradients([p.shape for p in params], step)])
             for p, before, ever in zip(params, start, changed, strict=True):
                 ever |= p.detach() != before  # signs may lead back
         for ever in changed:
@@ -157,12 +157,12 @@ def _moved(
         shifted: weights that are shifted, and whose gradients are doubled, after the first step.
     """
     params = list(optimizer.attention().parameters())
-    made = optimizer.make([{"params": params[_HALVES[i]], **own[i]} for i in order], **(arguments or {}))
+    instance = optimizer.make([{"params": params[_HALVES[i]], **own[i]} for i in order], **(arguments or {}))
     for step in range(_PUSHES):
         grads = gradients([p.shape for p in params], step)
         if step > 0:
             grads[shifted] = [2 * g for g in grads[shifted]]
-        optimizer.push(made, params, grads)
+        optimizer.push(instance, params, grads)
         if step == 0:
             with torch.no_grad():
                 for p in params[shifted]:
@@ -422,11 +422,11 @@ def check_late_gradient(optimizer: Subject) -> None:
     weights must be finite. Mend: create a parameter's state at its first gradient, with a step count of its own.
     """
     params = [nn.Parameter(t) for t in gradients([(4, 3), (3, 2)], 9)]
-    made = optimizer.make(params)
+    instance = optimizer.make(params)
     start = values(params)
     for step, has in enumerate((False, False, False, True, True, False, True)):
         grads: list[Any] = gradients([p.shape for p in params], step)
-        optimizer.push(made, params, [grads[0], grads[1] if has else None])
+        optimizer.push(instance, params, [grads[0], grads[1] if has else None])
         if step == 2 and not torch.equal(params[1], start[1]):
             raise Fault("a parameter moves before its first gradient")
     if torch.equal(params[1], start[1]):

@@ -167,22 +167,22 @@ def reports(
     Raises:
         UserError: see `refuse`.
     """
-    found: list[Report] = [Report(r.name, r.options, {}, (), r.kind) for r in requests]
+    collected: list[Report] = [Report(r.name, r.options, {}, (), r.kind) for r in requests]
     done = 0
     if any(request.checks for request in requests):
         for event in _events(requests, limit):
             if refuse and "refused" in event:
                 raise UserError(event["refused"])
             number, values = event["verdict"]
-            verdict, report = Verdict(**values), found[number]
+            verdict, report = Verdict(**values), collected[number]
             about = event.get("about", report.about)
-            found[number] = replace(report, about=about, verdicts=(*report.verdicts, verdict))
+            collected[number] = replace(report, about=about, verdicts=(*report.verdicts, verdict))
             if show is not None:
-                show(found[number], verdict)
-            while done < len(found) and len(found[done].verdicts) == len(requests[done].checks):
-                yield found[done]
+                show(collected[number], verdict)
+            while done < len(collected) and len(collected[done].verdicts) == len(requests[done].checks):
+                yield collected[done]
                 done += 1
-    yield from found[done:]
+    yield from collected[done:]
 
 
 def _events(requests: Sequence[Request], limit: float) -> Iterator[dict[str, Any]]:
