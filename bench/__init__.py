@@ -5,7 +5,23 @@ The names of the API are loaded on first use, so `import bench` imports neither 
 
 TYPE_CHECKING = False  # true for type checkers; saves importing `typing`
 if TYPE_CHECKING:
-    from bench.api import board, compare, fit, load, plot, sweep, tune
+    from bench.api import (
+        check,
+        compare,
+        data,
+        doctor,
+        fit,
+        leaderboard,
+        load,
+        merge,
+        plot,
+        report,
+        reproduce,
+        suite,
+        sweep,
+        tune,
+        verify,
+    )  # fmt: skip
     from bench.api.results import Comparison, Study, Sweep, Table
     from bench.api.runs import Run, Runs
     from bench.errors import RunFailed, UserError
@@ -13,7 +29,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [  # noqa: RUF022 - in the order of the guide
-    "fit", "sweep", "tune", "compare", "load", "board", "plot",
+    "fit", "sweep", "tune", "suite", "compare", "check", "reproduce", "verify", "leaderboard", "plot", "report", "load",
+    "merge", "data", "doctor",
     "Run", "Runs", "Sweep", "Study", "Comparison", "Table", "UserError", "RunFailed", "__version__",
 ]  # fmt: skip
 
@@ -36,7 +53,9 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'bench' has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module("bench.errors" if name in ("UserError", "RunFailed") else "bench.api"), name)
+        homes = {"Run": "api.runs", "Runs": "api.runs", "UserError": "errors", "RunFailed": "errors"}
+        home = homes.get(name, "api.results" if name[0].isupper() else "api")
+        return getattr(import_module(f"bench.{home}"), name)
 
     def __dir__():
         return sorted({*globals(), *__all__})

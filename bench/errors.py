@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from bench.grammar.near import meant, nearest
+from bench.near import meant, nearest
 
 ANYTHING = "task, optimizer, experiment or run"
 """What `bench show` describes, as the kind of an unknown name."""
@@ -48,6 +48,13 @@ def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> User
         own = "SPEC" if kind == "task" else "MyClass"
         hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
     return UserError(f"unknown {kind} {name!r}{place}; {hint}")
+
+
+def unknown_setting(name: str, known: Iterable[str]) -> UserError:
+    """The error for a setting, in dotted form, that does not exist."""
+    option = meant(f"--{name}", known)
+    end = f"did you mean {option!r}?" if option else "`bench fit --task TASK --opt OPTIMIZER -h` lists the settings"
+    return UserError(f"unknown option '--{name}'; {end}")
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:

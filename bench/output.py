@@ -1,17 +1,18 @@
 """Common parts of commands that read stores and write a table, a page or a picture."""
 
+import html
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from bench.config.values import place, reference_folder
 from bench.errors import UserError
-from bench.grammar.parse import Args
-from bench.grammar.values import place, reference_folder
-from bench.text import clean, strict_json
+from bench.text import clean
 
 if TYPE_CHECKING:
     from bench.store.stores import Stores
@@ -20,70 +21,86 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 """Formats of tables by the ending of a file's name."""
 
 
-def answer(value: Any) -> None:
-    """Print the output of `--json`: strict JSON on one line (`docs/reference/json.md` shows that of each command)."""
-    print(strict_json(value))
+class Shown:
+    """A result that shows itself.
 
-
-def reply(args: Args, value: Any, lines: Iterable[str]) -> None:
-    """Print the result of a command: with `--json` the value (`answer`), else the lines."""
-    if args.json:
-        answer(value)
-    else:
-        print("\n".join(lines))
-
-
-def stores_of(args: Args) -> list[Path]:
-    """The stores that a command was given."""
-    return args.store or [place("store")]
-
-
-def existing_stores(args: Args) -> list[Path]:
-    """The stores that a command was given; none for a default store that does not exist yet.
-
-    Raises:
-        UserError: a store that the command names does not exist.
+    Attributes:
+        code: exit code of the command that prints it.
     """
-    from bench.store.stores import no_store
 
-    folders = stores_of(args)
-    for folder in folders if args.store else []:
-        if not folder.is_dir():
-            raise no_store(folder, "name one with --store DIR")
-    return [folder for folder in folders if folder.is_dir()]
+    code: int = 0
+
+    def as_json(self) -> Any:
+        """The result as `--json` prints it."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def open_stores(args: Args) -> "Stores":
-    """The stores that a command was given, and the reference results unless it leaves them out.
+@dataclass(frozen=True)
+class Answer(Shown):
+    """A result without methods of its own.
+
+    Attributes:
+        data: as strict JSON, or a function that returns it.
+        lines: the same as text.
+        code: exit code of the command that prints it.
+    """
+
+    data: Any = field(repr=False)
+    lines: Sequence[str] = field(repr=False)
+    code: int = 0
+
+    def as_json(self) -> Any:
+        """The data."""
+        return self.data() if callable(self.data) else self.data
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
+    """Stores, by default the one of this folder, and the reference results unless left out.
 
     Raises:
         UserError: a store does not exist; the default store may be missing if there are reference results.
     """
     from bench.store.stores import Stores
 
-    reference = None if args.no_reference else reference_folder()
-    folders = stores_of(args)
-    if not args.store and reference is not None:
-        folders = [folder for folder in folders if os.path.lexists(folder)]
-    return Stores(folders, reference)
+    shipped = reference_folder() if reference else None
+    if not folders:
+        default = place("store")
+        folders = [] if shipped is not None and not os.path.lexists(default) else [default]
+    return Stores(list(folders), shipped)
 
 
-def format_of(args: Args, formats: Container[str]) -> str:
-    """The requested format, else that of the file's name, else a table.
+def existing_stores(folders: Sequence[Path]) -> list[Path]:
+    """Stores, by default the one of this folder; none if that does not exist yet.
 
     Raises:
-        UserError: --json and another format are given.
+        UserError: a given store does not exist.
     """
-    if args.json and args.format not in (None, "json"):
-        raise UserError(f"--json and --format {args.format}: remove one of them")
-    if args.json:
-        return "json"
-    ending = args.out.suffix.lower() if args.out else ""
-    if args.format or ending in ("", ".txt") or not (args.out and (args.out.is_file() or not args.out.exists())):
-        return args.format or "table"
+    from bench.store.stores import no_store
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise no_store(folder, "name one with --store DIR")
+    return list(folders) or [folder for folder in [place("store")] if folder.is_dir()]
+
+
+def format_of(out: Path, formats: Container[str]) -> str:
+    """The format of a file of tables, by its ending.
+
+    Raises:
+        UserError: the ending names none.
+    """
+    ending = out.suffix.lower()
+    if ending in ("", ".txt") or (out.exists() and not out.is_file()):
+        return "table"
     if (kind := ENDINGS.get(ending)) is None or kind not in formats:
         known = ", ".join(known for known, kind in ENDINGS.items() if kind in formats)
-        raise UserError(f"-o {args.out}: {ending} names no format; use {known} or .txt, or add --format")
+        raise UserError(f"-o {out}: {ending} names no format; use {known} or .txt")
     return kind
 
 

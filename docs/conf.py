@@ -18,8 +18,9 @@ sys.path.insert(0, str(ROOT))
 from bench import __version__  # noqa: E402
 from bench.config.options import task_options, trainer_options  # noqa: E402
 from bench.config.run_config import resolve  # noqa: E402
-from bench.grammar.commands import COMMANDS  # noqa: E402
-from bench.grammar.help import command_help, hyperparameter_rows, row, rows  # noqa: E402
+from bench.cli.commands import COMMANDS  # noqa: E402
+from bench.cli.help import command_help  # noqa: E402
+from bench.commands.describe import hyperparameter_rows, row, rows  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402
@@ -129,8 +130,8 @@ class Commands(Sections):
     """The help of every command."""
 
     def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        for name, command in COMMANDS.items():
-            yield f"bench {name}", command_help(command)
+        for name in COMMANDS:
+            yield f"bench {name}", command_help(name)
 
 
 class Trainer(Sections):

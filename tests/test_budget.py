@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.grammar.values import read_budget
+from bench.config.values import read_budget
 from bench.train import stop
 from tests.test_cli import fails
 from tests.waiting import until

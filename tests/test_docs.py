@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bench.config.run_config import resolve
-from bench.grammar.commands import COMMANDS, parse
+from bench.cli.commands import COMMANDS, parse
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Cli
@@ -118,14 +118,17 @@ def test_every_command_is_legal(page: Path) -> None:
 
 @pytest.mark.parametrize("line", FITS)
 def test_every_run_in_the_docs_is_a_legal_configuration(line: str) -> None:
-    args = parse("fit", shlex.split(line, comments=True)[2:])
-    settings = args.of_runs
+    keywords = dict(parse("fit", shlex.split(line, comments=True)[2:]).keywords)
+    settings = {name: keywords[name] for name in ("task", "opt", "seed", "precision") if name in keywords}
+    settings |= keywords["settings"]
     names = settings["task"], settings.get("opt", ":")
-    if ":" not in "".join(names) and args.config is None:
+    if ":" not in "".join(names) and "config" not in keywords:
         assert (names[0] in TASKS, names[1] in OPTIMIZERS or names[1] == "my_opt") == (True, True)
         if names[1] == "my_opt":  # which `bench new` makes
             return
-        assert resolve(settings, tuned=args.tuned).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
+        assert resolve(settings, tuned=keywords.get("tuned", False)).run_id.startswith(
+            f"{settings['task']}-{settings['opt']}-"
+        )
 
 
 def test_the_runner_of_code_blocks_names_their_page() -> None:
@@ -221,8 +224,7 @@ def test_the_docs_show_the_answers_of_all_commands(
         return f"```sh\nbench {command}\n```\n\n```json\n{text}\n```"
 
     (tmp_path / "json.md").write_text(ANSWER.sub(answered, page), "utf-8")
-    with_json = {name for name, command in COMMANDS.items() if "json" in {option.name for option in command.options}}
-    assert {command.split()[0] for command in answers} == with_json
+    assert {command.split()[0] for command in answers} == COMMANDS.keys()
     for command, answer in answers.items():
         assert shape(shown[command]) == shape(answer), f"{command}: copy {tmp_path}/json.md to docs/reference"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.check.report import Report, Verdict, Word, write_verdict
-from bench.grammar.commands import BOARD_NAMES
+from bench.boards.cli import BOARD_NAMES
 from bench.results.render import FORMATS, markdown
 from bench.store.store import Store
 from tests.entered import add_tuned, board, keep, keep_block, make_run, seeds

@@ -126,7 +126,7 @@ def test_the_code_of_the_end_is_the_commands(words: tuple[str, ...], code: int, 
 SCRIPT = Path(sys.executable).with_name("bench")
 
 
-@pytest.mark.parametrize("module", ["typing", "bench.errors", "bench.grammar.commands", "bench.cli"])
+@pytest.mark.parametrize("module", ["typing", "bench.errors", "bench.cli.commands", "bench.cli"])
 @pytest.mark.parametrize("start", [[SCRIPT], [sys.executable, "-P", "-m", "bench"]], ids=["script", "module"])
 def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], module: str, tmp_path: Path) -> None:
     """`sitecustomize` interrupts the import of a module."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bench.commands.quickstart
-from bench.grammar.commands import parse
+from bench.cli.commands import parse
 from bench.results.table import Board, Table
 from bench.store.store import Store
 from tests.test_cli import fails

@@ -48,7 +48,7 @@ TINY: dict[str, Any] = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the experiments' YAML, with `nobody/tiny`."""
-    monkeypatch.setattr("bench.grammar.values.configs_folder", lambda: tmp_path / "configs")
+    monkeypatch.setattr("bench.config.values.configs_folder", lambda: tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs" / "papers" / "nobody"
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
-from bench.grammar.values import log_grid
+from bench.config.values import log_grid
 from bench.store.reports import edges_of
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted

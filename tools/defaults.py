@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from bench.config.options import all_optimizer_options
 from bench.config.run_config import decided, resolve
 from bench.config.settings import problem_of
-from bench.grammar.values import place, reference_folder
+from bench.config.values import place, reference_folder
 from bench.process import as_options
 from bench.results.render import markdown_table
 from bench.results.selection import best_index, final_value, is_capped, seed_median, selected

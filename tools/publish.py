@@ -26,7 +26,7 @@ from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
 from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
-from bench.grammar.values import place
+from bench.config.values import place
 from bench.output import write
 from bench.plots.curves import curves
 from bench.plots.panels import Figure

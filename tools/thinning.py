@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.grammar.values import place
+from bench.config.values import place
 from bench.output import remark
 from bench.store.block import DONE, name_of
 from bench.store.files import disk_errors

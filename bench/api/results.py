@@ -1,6 +1,7 @@
 """Return values of the API other than runs: tables, sweeps, studies and comparisons."""
 
 import html
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,34 +11,40 @@ from typing import TYPE_CHECKING, Any
 from bench.api.figures import altair_chart
 from bench.api.runs import Run, Runs
 from bench.errors import UserError
-from bench.output import ENDINGS
-from bench.results.render import FORMATS, as_json, html_fragment, markdown, text
+from bench.output import Shown, format_of, write
+from bench.process import as_options
+from bench.results.render import FORMATS, as_json, html_fragment, markdown, written
 from bench.results.table import Board
+from bench.text import clean
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from bench.commands.comparison import Ranking
+    from bench.api.comparison import Ranking
     from bench.sweeps.sensitivity import Curve, Sensitivity
     from bench.tuning.study import StudyResult
 
 
 @dataclass(frozen=True)
-class Table:
-    """Tables under one title, such as a board; a notebook shows them as HTML, `print` as text.
+class Table(Shown):
+    """One board or several; a notebook shows them as HTML, `print` as text.
 
     Attributes:
-        board: title, tables and notes as data.
-        notes: what was excluded, in words, in addition to the notes of the board itself.
+        boards: title, tables and notes of each as data.
+        notes: what was excluded, in words, in addition to the notes of the boards themselves.
+        format: of the text, one of `bench.results.render.FORMATS`.
+        code: exit code of the command that prints it.
     """
 
-    board: Board = field(repr=False)
-    notes: tuple[str, ...] = ()
+    boards: Sequence[Board] = field(repr=False)
+    notes: Sequence[str] = ()
+    format: str = "table"
+    code: int = 0
 
     @property
     def title(self) -> str:
         """One line."""
-        return self.board.title
+        return "; ".join(board.title for board in self.boards)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -47,14 +54,14 @@ class Table:
         """
         return [
             {"table": table["title"], **row}
-            for board in as_json([self.board])
+            for board in self.as_json()
             for table in board["tables"]
             for row in table["rows"]
         ]
 
     def markdown(self) -> str:
         """As Markdown."""
-        return markdown([self.board])
+        return markdown(self.boards)
 
     def write(self, path: str | Path) -> None:
         """Write a file: Markdown, CSV, JSON, LaTeX or HTML by its suffix (.md, .csv, .json, .tex, .html), else text.
@@ -63,29 +70,34 @@ class Table:
             UserError: it cannot be written.
         """
         path = Path(path)
-        try:
-            path.write_text(FORMATS[ENDINGS.get(path.suffix.lower(), "table")]([self.board]), "utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+        write(path, written(self.boards, format_of(path, FORMATS), path))
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Boards with their tables."""
+        return as_json(self.boards)
 
     def __str__(self) -> str:
-        return "\n".join([text([self.board]).rstrip("\n"), *(f"note: {note}" for note in self.notes)])
+        return written(self.boards, self.format, None).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return html_fragment([self.board, *([Board("notes", "", [], list(self.notes))] if self.notes else [])])
+        return html_fragment([*self.boards, *([Board("notes", "", [], list(self.notes))] if self.notes else [])])
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Shown):
     """Dependence of results on the swept settings.
 
     Attributes:
         runs: all runs, in the order of the settings.
         sensitivity: medians, quartiles and intervals over seeds, as data.
+        paths: written files.
+        failed: why runs failed, if some did.
     """
 
     runs: Runs
     sensitivity: "Sensitivity" = field(repr=False)
+    paths: Sequence[Path] = ()
+    failed: str | None = None
 
     @property
     def best(self) -> dict[str, Any]:
@@ -107,7 +119,7 @@ class Sweep:
         """One row per setting: median, quartiles over seeds, interval, diverged seeds."""
         from bench.sweeps.sensitivity import board
 
-        return Table(board(self.sensitivity))
+        return Table([board(self.sensitivity)])
 
     def figure(self) -> "alt.TopLevelMixin":
         """The final metric and the fraction of diverged seeds against the swept setting."""
@@ -116,25 +128,47 @@ class Sweep:
 
         return altair_chart(sweep_spec(self.sensitivity, CONVERGED, live=True))
 
+    def as_json(self) -> dict[str, Any]:
+        """The curves, and where runs and files are."""
+        from bench.sweeps.sensitivity import as_json
+
+        out = self.paths[0].parent if self.paths else None
+        return {**as_json(self.sensitivity), "store": self.runs[0].store, "out": out}
+
     def __str__(self) -> str:
-        return str(self.table)
+        from bench.sweeps.sensitivity import lines
+
+        where = [
+            f"written to {self.paths[0].parent}: {', '.join(path.name for path in self.paths)}; the runs are in"
+            f" {self.runs[0].store}"
+        ] * bool(self.paths)
+        return "\n".join([*lines(self.sensitivity), *where])
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_()
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Shown):
     """Result of tuning.
 
     Attributes:
         result: the study's trials and scores, as data.
         store: the folder of its runs.
+        folder: to which the winner's settings were written.
+        paths: written files.
     """
 
     result: "StudyResult" = field(repr=False)
     store: Path
+    folder: Path | None = None
+    paths: Sequence[Path] = ()
     name: str = field(init=False)
+
+    @property
+    def code(self) -> int:  # type: ignore[override]
+        """1 if no trial has a score."""
+        return int(self.result.best is None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.result.study.name)
@@ -198,28 +232,54 @@ class Study:
 
         return tuned.write(Path(folder), self.result, "bench.tune")
 
+    def as_json(self) -> dict[str, Any]:
+        """Trials, winner and its fresh seeds."""
+        from bench.tuning import summary
+
+        return summary.as_json(self.result) | {"out": self.folder}
+
     def __str__(self) -> str:
         from bench.tuning import summary
 
-        return "\n".join(summary.lines(self.result))
+        lines = [*map(clean, summary.lines(self.result))]
+        if self.folder is not None:
+            files = ", ".join(str(path.relative_to(self.folder)) for path in self.paths)
+            lines += [f"written to {self.folder}: {files}", f"use it: {self._use(self.folder)}"]
+        return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def _use(self, folder: Path) -> str:
+        """The command that trains with the winner's settings."""
+        from bench.tuning.tuned import tuned_path
+
+        spec = self.result.spec
+        here = folder.absolute() == Path("tuned").absolute()
+        source = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
+        chosen = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device
+        given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
+        seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose them
+        return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *source, *as_options(given | seed)])
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """Comparison of optimizers with a reference: all tuned with equal budgets and run on fresh seeds.
 
     Attributes:
         studies: results of tuning, by optimizer.
         verdicts: sentences, with the numbers of seeds that may decide open ones.
         ranking: the board and its chart, as data.
+        folder: of tables, plots and settings, if written.
     """
 
     studies: Mapping[str, Study]
     verdicts: Sequence[str]
     ranking: "Ranking" = field(repr=False)
+    folder: Path | None = None
+
+    @property
+    def code(self) -> int:  # type: ignore[override]
+        """1 if an optimizer has no winner."""
+        return int(any(study.result.best is None for study in self.studies.values()))
 
     @property
     def table(self) -> Table:
@@ -230,7 +290,7 @@ class Comparison:
         """
         if not self.ranking.boards:
             raise UserError("no winner has run on fresh seeds yet")
-        return Table(self.ranking.boards[0])
+        return Table(self.ranking.boards)
 
     def figure(self) -> "alt.TopLevelMixin":
         """The effect size of each optimizer relative to the reference, with its interval.
@@ -245,8 +305,22 @@ class Comparison:
             )
         return altair_chart(chart.spec())
 
+    def as_json(self) -> dict[str, Any]:
+        """Studies, boards and verdicts."""
+        from bench.tuning.summary import as_json as study_json
+
+        studies = [study_json(study.result) for study in self.studies.values()]
+        return {
+            "out": self.folder, "studies": studies, "boards": as_json(self.ranking.boards), "said": [*self.verdicts]
+        }  # fmt: skip
+
     def __str__(self) -> str:
-        return "\n".join([str(self.table), *self.verdicts])
+        from bench.tuning.suite import result_lines
+
+        lines = result_lines([study.result for study in self.studies.values()])
+        boards = self.ranking.boards
+        table = str(self.table) + "\n" if boards else "no winner has run on fresh seeds yet"
+        return "\n".join([*lines, table, *self.verdicts])
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)

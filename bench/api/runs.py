@@ -1,6 +1,5 @@
 """`Run` and `Runs`: stored runs as Python objects."""
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,19 +13,21 @@ from bench.api.figures import altair_chart, curves_of
 from bench.boards.collect import facts
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown, unknown_run
+from bench.output import Shown
 from bench.results.render import html_fragment
 from bench.results.render import shown as as_lines
 from bench.results.table import Board, Column, Table
-from bench.run_summary import result_lines
+from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.text import counted, word_of
+from bench.text import cell, counted, word_of
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
     import altair as alt
     import pyarrow as pa
 
+    from bench.results.group import Measure
     from bench.results.stats import Interval
 
 _SEEDS = ("seed", "data_seed")
@@ -35,7 +36,7 @@ Columns = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Shown):
     """A stored run.
 
     Attributes:
@@ -137,11 +138,12 @@ class Run:
         """
         return Runs([self]).figure(column)
 
+    def as_json(self) -> dict[str, Any]:
+        """Ten fields, and the specimen if the task has one; numbers are finite or null."""
+        return result_json(self.result, self.store)
+
     def __str__(self) -> str:
         return "\n".join(result_lines(self.result, self.store))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 class Runs(Sequence[Run]):
@@ -213,12 +215,10 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: the runs differ in more than their seeds, so their mean has no meaning.
         """
-        from bench.commands.seeds import mean_of
-
         alike = {tuple((k, word_of(v)) for k, v in run.settings.items() if k not in _SEEDS) for run in self._runs}
         if len(alike) > 1:
             raise UserError("these runs differ in more than their seeds; choose some with `filter` before `mean`")
-        return mean_of([run.result for run in self._runs])[1] if self._runs else None
+        return _mean_of([run.result for run in self._runs])[1] if self._runs else None
 
     def table(self) -> "pa.Table":
         """The runs as an Arrow table, one row per run; `.to_pandas()` converts it if pandas is installed.
@@ -276,6 +276,47 @@ class Runs(Sequence[Run]):
         own = [Column("run_id", "run"), *(Column(name, name) for name in ("task", "opt", "seed", "status", "metric"))]
         own += [Column("final", "final"), Column("steps", "steps"), Column("seconds", "time", unit="s")]
         return Table("", own, [{column.key: _fact(run, column.key) for column in own} for run in self._runs])
+
+
+class SeedRuns(Runs, Shown):
+    """The runs of `bench.fit` with several seeds, and their mean."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The runs as `Run.as_json`, and their mean with its 95 % t-interval."""
+        measure, mean = _mean_of([run.result for run in self])
+        return {
+            "runs": [run.as_json() for run in self],
+            "mean_of": measure.words,
+            "mean": mean and mean.mean,
+            "t_interval_95": mean.ends if mean is not None and mean.n > 1 and not mean.bound else None,
+        }
+
+    def __str__(self) -> str:
+        results = [run.result for run in self]
+        (measure, mean), first = _mean_of(results), results[0]
+        seconds = Column("wall_s", "time", unit="s", form=lambda seconds: f"{seconds:.1f}")
+        rows = ((run.config["seed"], run.status, run.final, run.steps, run.wall_s, run.run_id) for run in results)
+        table = Table.of(["seed", "status", f"{first.split} {first.metric}", "steps", seconds, "run"], rows)
+        if mean is None:
+            words = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
+        elif mean.n == 1:
+            words = f"{measure.words} {cell(mean)} with one seed, so there is no interval"
+        else:
+            kind = "in the geometric mean" if measure.log else "on average"
+            words = f"{measure.words} {cell(mean)} {kind} over {mean.n} seeds"
+            words += ", with 95 % t-interval" * (not mean.bound)
+        remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
+        return "\n".join([*as_lines(table), words, *remarks])
+
+
+def _mean_of(results: Sequence[RunResult]) -> "tuple[Measure, Interval | None]":
+    """Final metric, and its mean with a 95 % t-interval, as on boards; no mean if a run has no value."""
+    from bench.results.group import Group, final
+    from bench.results.selection import above_infimum
+
+    first = results[0]
+    measure = final(first.metric, first.mode, above_infimum(results), split=first.split)
+    return measure, measure.mean(Group.of(results))
 
 
 def _is_any_of(known: Any, wanted: Any) -> bool:

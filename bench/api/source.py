@@ -21,8 +21,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bench.errors import UserError
-from bench.store.block import SOURCES
-from bench.store.files import making, replacing
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _WAY_OUT = "write the class into a file and pass 'file.py:{}'"
@@ -83,6 +81,9 @@ def _short(path: Path) -> Path:
 
 
 def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
+    from bench.store.block import SOURCES
+    from bench.store.files import making, replacing
+
     text = module_text(opt, names)
     folder = store / SOURCES / hashlib.sha256(text.encode()).hexdigest()[:12]
     path = folder / f"{opt.__name__}.py"

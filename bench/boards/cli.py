@@ -1,68 +1,96 @@
-"""The command leaderboard, and what report and plot share with it."""
+"""The entries of boards that a call selects, and the boards shown."""
 
-import sys
+import math
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError, check_known, unknown
-from bench.grammar.commands import BOARD_NAMES
-from bench.grammar.parse import Args
-from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
+from bench.output import Answer, format_of, open_stores, remark, warn_of, write
 
 if TYPE_CHECKING:
-    from bench.results.table import Board
+    from bench.api.results import Table
+    from bench.boards.collect import Collected
+    from bench.store.stores import Stores
+
+BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
 
 
-def requested(args: Args) -> tuple[Any, Any]:
-    """The stores, and their entries that these arguments ask for.
+class Chosen(NamedTuple):
+    """The stores, and their entries that a call selects."""
+
+    stores: "Stores"
+    entries: "Collected"
+
+    def warn(self) -> int:
+        """Report on standard error what is damaged or excluded; return the exit code."""
+        code = warn_of(self.stores, sorted(set(self.entries.damaged)))
+        for note in self.entries.notes:
+            remark("note", note)
+        return code
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """What is damaged or excluded, for JSON."""
+        damaged = [*map(str, self.stores.damaged), *self.entries.damaged]
+        return {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
+
+
+def requested(
+    folders: Sequence[Path], *, labels: Mapping[str, str], shipped: bool, target: float | None, **choice: Any
+) -> Chosen:
+    """The entries of boards.
+
+    Args:
+        folders: stores; by default the one of this folder.
+        labels: names of rows, by name of row or optimizer.
+        shipped: whether to read the reference results.
+        target: value of the metric that counts as reached.
+        choice: as for `bench.boards.collect.collect`.
 
     Raises:
         UserError: there is nothing to show, or a name is unknown.
     """
     from bench.boards.collect import collect
 
-    only: dict[str, str] = {}
-    for word in args.only:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UserError(f"--only {word}: write NAME=VALUE, as in --only trainer.max_steps=1000")
-        only[name.removeprefix("--")] = value
-    stores = open_stores(args)
-    collected = collect(
-        stores,
-        tasks=args.task,
-        opts=args.opt,
-        only=only,
-        settings=args.settings,
-        mixed_versions=args.mixed_versions,
-        reference=args.reference,
-        target=args.target,
-    )
+    stores = open_stores(folders, reference=shipped)
+    collected = collect(stores, target=target, **choice)
     known = sorted({name for entry in collected.chosen for name in (entry.opt, entry.name)})
-    _label(collected, args.label, known)
-    if args.reference is not None and args.reference not in known:
-        raise unknown("optimizer of --reference", args.reference, known)
+    _label(collected, labels, known)
+    reference = choice["reference"]
+    if reference is not None and reference not in known:
+        raise unknown("optimizer of --reference", reference, known)
     metrics = sorted({problem.metric for problem in collected.problems})
-    if args.target is not None and len(metrics) > 1:
-        raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return stores, collected
+    if target is not None and len(metrics) > 1:
+        raise UserError(f"--target {target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
+    return Chosen(stores, collected)
 
 
-def _label(collected: Any, words: list[str], known: list[str]) -> None:
+def finite(target: float | str | None) -> float | None:
+    """The value of a target; None stays.
+
+    Raises:
+        UserError: it is not a finite number.
+    """
+    try:
+        value = None if target is None or isinstance(target, bool) else float(target)
+    except (TypeError, ValueError):
+        value = math.nan
+    if target is not None and (value is None or not math.isfinite(value)):
+        raise UserError(f"--target {target!r}: it is not a finite number")
+    return value
+
+
+def _label(collected: "Collected", texts: Mapping[str, str], known: list[str]) -> None:
     """Rename rows; the label of a row precedes that of its optimizer.
 
     Raises:
         UserError: a row is unknown, or two rows of a problem would have the same name.
     """
-    texts: dict[str, str] = {}
-    for word in words:
-        name, equals, text = word.rpartition("=")
-        if not (equals and name and text):
-            raise UserError(f"--label {word}: write NAME=TEXT, as in --label my_opt.py:MyOpt=Ours")
+    for name in texts:
         if name not in known:
             raise unknown("row of --label", name, known)
-        texts[name] = text
     for entry in collected.chosen:
         renamed = texts.get(entry.name) or entry.name.replace(entry.opt, texts.get(entry.opt, entry.opt), 1)
         if collected.reference == entry.name != entry.opt:
@@ -74,67 +102,48 @@ def _label(collected: Any, words: list[str], known: list[str]) -> None:
             raise UserError(f"--label: {n} rows of {problem} would be called {name!r}; give them different names")
 
 
-def warn(stores: Any, collected: Any) -> int:
-    """Report on standard error what is damaged or excluded; return the exit code."""
-    code = warn_of(stores, sorted(set(collected.damaged)))
-    for note in collected.notes:
-        remark("note", note)
-    return code
+def explained(chosen: Chosen, row: str, out: Path | None) -> Answer:
+    """How a row came about."""
+    from bench.boards.explain import explain, lines
+
+    rows = explain(chosen.entries, row)
+    text = [line for each in rows for line in lines(each)]
+    code = chosen.warn()
+    if out is not None:
+        write(out, "\n".join(text))
+    return Answer(rows, [] if out is not None else text, code)
 
 
-def left_out(stores: Any, collected: Any) -> dict[str, list[str]]:
-    """What is damaged or excluded, for JSON."""
-    return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *collected.damaged])), "notes": collected.notes}
+def format_of_boards(out: Path | None, format: str | None) -> str:
+    """The requested format, else that of the file, else a table.
+
+    Raises:
+        UserError: there is no such format.
+    """
+    from bench.results.render import FORMATS
+
+    check_known("format", [] if format is None else [format], FORMATS)
+    return format or ("table" if out is None else format_of(out, FORMATS))
 
 
-def run_leaderboard(args: Args) -> int:
-    """`bench leaderboard`: 0 done, 1 a run could not be read."""
-    for name in ("out", "json"):
-        if args.into is not None and getattr(args, name):
-            raise UserError(f"--into {args.into}: not allowed with --{name}; remove one of them")
-    if args.explain is not None:
-        if args.json and args.out is not None:
-            raise UserError("--json prints the explanation; remove --out")
-        for name in ("into", "columns", "board"):
-            if getattr(args, name):
-                raise UserError(f"--{name}: --explain prints no board; remove one of them")
+def leaderboard(chosen: Chosen, names: Sequence[str], out: Path | None, kind: str) -> "Table":
+    """The boards, written to a file if given.
+
+    Raises:
+        UserError: there is no such board, or nothing to compare.
+    """
+    from bench.api.results import Table
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
-    from bench.results.render import FORMATS, markdown, written
+    from bench.results.render import written
 
-    kind = format_of(args, FORMATS)
-    names = list(dict.fromkeys(args.board or ["quality"]))
     check_known("board", names, [*BOARDS, "all"])
-    stores, what = requested(args)
-    if args.explain is not None:
-        from bench.boards.explain import explain, lines
-
-        explained = explain(what, args.explain)
-        code = warn(stores, what)
-        if args.json:
-            answer(explained)
-        else:
-            write(args.out, "\n".join(line for row in explained for line in lines(row)))
-        return code
-    boards = [BOARDS[name](what) for name in (BOARD_NAMES if "all" in names else names)]
-    if args.columns:
-        boards = _with_columns(boards, args.columns)
-    code = warn(stores, what)
-    if not what.entries:
+    boards = [BOARDS[name](chosen.entries) for name in dict.fromkeys(BOARD_NAMES if "all" in names else names)]
+    code = chosen.warn()
+    if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    if args.into is not None:
-        write_into(args.into, {board.name: markdown([board], 4) for board in boards})
-        print(f"written into {args.into}", file=sys.stderr)
-    else:
-        write(args.out, written(boards, kind, args.out))
-    return code
-
-
-def _with_columns(boards: "list[Board]", names: list[str]) -> "list[Board]":
-    """The boards with the optimizers and these columns alone, without tables that lack them."""
-    check_known("column", names, sorted({c.key for board in boards for table in board.tables for c in table.columns}))
-    kept = []
-    for board in boards:
-        tables = [replace(t, columns=[c for c in t.columns if c.key in ("opt", *names)]) for t in board.tables]
-        kept.append(replace(board, tables=[table for table in tables if len(table.columns) > 1]))
-    return kept
+    left_out = [text for several in chosen.left_out.values() for text in several]
+    table = Table(boards, tuple(dict.fromkeys(left_out)), kind, code)
+    if out is not None:
+        write(out, written(boards, kind, out))
+    return table

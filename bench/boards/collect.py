@@ -19,8 +19,8 @@ from bench.boards.entries import (
     problem_key,
 )
 from bench.config.run_config import settings_of
+from bench.config.values import parts
 from bench.errors import UserError, unknown
-from bench.grammar.values import parts
 from bench.results.group import Group, Seed
 from bench.results.selection import above_infimum, best_index, cap_share, equal_below, score_of
 from bench.store.record import CAP_BINDS, RunResult

@@ -1,40 +1,49 @@
-"""The commands on whole stores: sql and merge."""
+"""Functions on whole stores: sql and merge."""
 
-from bench.grammar.parse import Args
-from bench.output import answer, format_of, open_stores, remark, warn_of, write
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.output import Answer, format_of, open_stores, remark, warn_of, write
 from bench.text import counted
 
 
-def run_sql(args: Args) -> int:
-    """`bench sql`: 0 done, 1 a run could not be read."""
+def sql(query: str, folders: Sequence[Path], out: Path | None, format: str | None, *, reference: bool) -> Answer:
+    """The answer to a query, written to a file if given.
+
+    Raises:
+        UserError: the statement is invalid.
+    """
+    import json
+
     from bench.browse.sql import ask, written
     from bench.results.render import STREAMS
 
-    kind = format_of(args, STREAMS)
-    stores = open_stores(args)
-    answer = ask(stores, args.query)
+    kind = format or ("table" if out is None else format_of(out, STREAMS))
+    stores = open_stores(folders, reference=reference)
+    answer = ask(stores, query)
     code = warn_of(stores, answer.damaged)
-    write(args.out, written(answer, kind, args.out))
-    return code
+    if out is not None:
+        write(out, written(answer, kind, out))
+        return Answer(None, [], code)
+    text = "".join(piece if isinstance(piece, str) else piece.decode() for piece in written(answer, kind, None))
+    rows = json.loads(text) if kind == "json" else None
+    return Answer(rows, text.rstrip("\n").split("\n"), code)
 
 
-def run_merge(args: Args) -> int:
-    """`bench merge`: 0 done, 1 something could not be read."""
+def merge(sources: Sequence[Path], destination: Path) -> Answer:
+    """Copy the runs of stores into another one."""
     from bench import progress
-    from bench.store.merge import merge
+    from bench.store.merge import merge as copy
 
-    merged = merge(args.source, args.dest, progress.say)
+    merged = copy(sources, destination, progress.say)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:
-        remark("warning", f"{run_id} has another result in {args.dest}; that one is kept")
-    for said in merged.notes:
-        remark("note", said)
-    if args.json:
-        counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
-        answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
-        return int(bool(merged.damaged))
-    counts = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
+        remark("warning", f"{run_id} has another result in {destination}; that one is kept")
+    for text in merged.notes:
+        remark("note", text)
+    counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
+    data = {"dest": destination, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]}
     records = [f"{counted(n, 'record')} of {what}" for what, n in merged.records.items() if n]
-    print(counts + f"; {' and '.join(records)} copied" * bool(records))
-    return 1 if merged.damaged else 0
+    line = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
+    return Answer(data, [line + f"; {' and '.join(records)} copied" * bool(records)], int(bool(merged.damaged)))

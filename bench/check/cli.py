@@ -1,72 +1,88 @@
 """`bench check`."""
 
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Verdict, write_verdict
-from bench.check.run import LIMIT, Request, reports, request_of, request_of_task
+from bench.check.report import Report, Verdict, write_verdict
+from bench.check.run import LIMIT, reports, request_of, request_of_task
 from bench.errors import UserError
-from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import Answer, Shown, note
 from bench.progress import StatusLine, say
 
 
-def main(args: Args) -> int:
-    """Check an optimizer: 0 passed, 1 a failure changes results or blocks a set-up.
+class Checked(Shown):
+    """The report on an optimizer or a task.
+
+    Attributes:
+        report: verdicts by check.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.code = report, int(not report.ok)
+
+    def as_json(self) -> Any:
+        """The verdicts."""
+        return self.report.as_json()
+
+    def __str__(self) -> str:
+        return self.report.text()
+
+
+def check(
+    optimizer: str | None,
+    task: str | None,
+    matrix: Sequence[str] | None,
+    out: Sequence[Path],
+    only: Sequence[str] | None,
+    reference: str | None,
+    settings: Mapping[str, Any],
+    places: Mapping[str, Path],
+    *,
+    quick: bool,
+    limit: float | None,
+) -> Shown:
+    """Check an optimizer, a task, or many optimizers.
 
     Raises:
         UserError: there is no such optimizer, check or option.
     """
-    limit = args.limit or LIMIT
-    if args.list:
-        if args.json:
-            kinds: tuple[Kind, ...] = ("optimizer", "task")
-            answer({kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds})
-        else:
-            print(listing())
-        return 0
-    if args.task is not None:
-        request = _of_task(args)
-    elif wrong := [f"--{name}" for name in args.of_runs if name.startswith("task.")]:
-        raise UserError(f"{wrong[0]} is an option of a task: name the task with --task TASK")
-    elif args.matrix is not None:
-        if args.opt is not None or args.of_runs or args.reference:
+    limit = limit or LIMIT
+    options = {kind: {k[5:] if kind == "task" else k[4:]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
+               for kind in ("task", "opt")}  # fmt: skip
+    if task is not None:
+        if optimizer is not None or matrix is not None or reference or out or options["opt"]:
+            raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
+        request = request_of_task(task, only=only, options=options["task"], data=places["data"])
+    elif options["task"]:
+        raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
+    elif matrix is not None:
+        if optimizer is not None or settings or reference:
             raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
-        from bench.check import matrix  # needs numpy
+        from bench.check import matrix as zoo  # needs numpy
 
-        matrix.command(args, limit)
-        return 0
+        return zoo.table(matrix, only, out, places["store"], limit)
     else:
-        request = _of_optimizer(args)
+        if out:
+            raise UserError("-o is for --matrix; use --json > FILE")
+        if optimizer is None:
+            raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
+        request = request_of(optimizer, only=only, reference=reference, options=options["opt"], quick=quick)
     progress = _Progress(len(request.checks))
     (report,) = reports([request], limit=limit, show=progress.show)
     progress.line.clear()
-    if args.json:
-        answer(report.as_json())
-    else:
-        print(report.text())
-    if args.task is None and args.only is None and not args.quick:
-        print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
-    return 0 if report.ok else 1
+    if task is None and only is None and not quick:
+        note(f"written to {write_verdict(places['store'], report)}")
+    return Checked(report)
 
 
-def _of_task(args: Any) -> Request:
-    wrong = [f"--{name}" for name in args.of_runs if name.startswith("opt.")]
-    if args.opt is not None or args.matrix is not None or args.reference or args.out or wrong:
-        raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
-    options = {name.removeprefix("task."): value for name, value in args.of_runs.items()}
-    return request_of_task(args.task, only=args.only, options=options, data=args.data)
-
-
-def _of_optimizer(args: Any) -> Request:
-    if args.out:
-        raise UserError("-o is for --matrix; use --json > FILE")
-    if args.opt is None:
-        raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
-    options = {name.removeprefix("opt."): value for name, value in args.of_runs.items()}
-    return request_of(args.opt, only=args.only, reference=args.reference, options=options, quick=args.quick)
+def listed() -> Answer:
+    """The checks."""
+    kinds: tuple[Kind, ...] = ("optimizer", "task")
+    data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
+    return Answer(data, listing().split("\n"))
 
 
 def listing() -> str:

@@ -15,9 +15,8 @@ from bench.check.catalogue import GROUPS, catalogue
 from bench.check.report import Report, Verdict, write_verdict
 from bench.check.run import LIMIT, Show, checks_of, python_with_path, reports, request_of
 from bench.errors import UserError
-from bench.grammar.near import nearest
-from bench.grammar.parse import Args
-from bench.output import ENDINGS, write
+from bench.near import nearest
+from bench.output import ENDINGS, Answer, write
 from bench.progress import StatusLine, say
 from bench.results.render import FORMATS, template
 from bench.results.table import Board, Column, Table
@@ -300,33 +299,36 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def command(args: Args, limit: float) -> None:
-    """Compute the matrix and write it.
+def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path], store: Path, limit: float) -> Answer:
+    """Compute the matrix, and write it into files if given.
 
     The report on an optimizer is added to the store once all of its checks are done.
 
     Args:
-        args: of `bench check`.
+        words: optimizers, modules or files.
+        only: names of checks; None for all.
+        out: files.
+        store: folder of the reports.
         limit: seconds that one check may take.
 
     Raises:
         UserError: a word names no optimizer, or a file cannot be written.
     """
-    checks_of("optimizer", args.only)  # refuses an unknown check before anything is imported
-    kinds = [kind_of(path) for path in args.out]
-    groups = members(args.matrix)
+    checks_of("optimizer", only)  # refuses an unknown check before anything is imported
+    kinds = [kind_of(path) for path in out]
+    groups = members(words)
     found: list[Row] = []
     progress = _Progress(sum(map(len, groups)))
 
-    for row in rows(groups, only=args.only, limit=limit, show=progress.show):
+    for row in rows(groups, only=only, limit=limit, show=progress.show):
         found.append(row)
-        if args.only is None:
-            write_verdict(args.store, row.report)
+        if only is None:
+            write_verdict(store, row.report)
         progress.row(row)
     progress.line.clear()
-    plain = [(None, "json" if args.json else "md")]
-    for path, kind in zip(args.out, kinds, strict=True) if args.out else plain:
+    for path, kind in zip(out, kinds, strict=True):
         write(path, as_text(found, kind))
+    return Answer(json.loads(as_text(found, "json")), [] if out else as_text(found, "md").split("\n"))
 
 
 class _Progress:

@@ -1,1 +1,1 @@
-"""Commands that have no folder of their own, a file each; `bench/grammar/commands.py` declares all commands."""
+"""Functions of the program that have no folder of their own, a file each."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
-from bench.grammar.parse import Args
-from bench.output import reply
+from bench.output import Answer
 from bench.process import as_options
 from bench.text import counted
 
@@ -59,35 +58,38 @@ class DataSet:
     files: list[FileState]
 
 
-def main(args: Args) -> int:
-    """`bench data` with these arguments; 1 if a file is missing or damaged."""
-    settings = args.of_runs
-    specs = _specs(args)
-    if args.what == "prepare":
-        _prepare(specs[0], args.data, settings)
-    chosen = _chosen(specs, settings, args.what)
+def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
+    """The state of a task's files, after their preparation if asked for; exit code 1 if one is missing or damaged.
+
+    Raises:
+        UserError: a name is unknown, or data cannot be fetched.
+    """
+    specs = _specs(what, task)
+    if what == "prepare":
+        _prepare(specs[0], root, settings)
+    chosen = _chosen(specs, settings, what)
     sets, lines = list[DataSet](), list[str]()
     for spec in specs:
-        for own in _sets(spec, args.data, chosen):
-            sets.append(found := _found(spec, args.data, own))
-            lines += _lines(found)
-            if not all(state.usable for state in found.files):
-                lines += _advice(spec, args.data, own, found)
-    reply(args, [asdict(each) for each in sets], lines)
-    return int(not all(state.usable for each in sets for state in each.files))
+        for options in _sets(spec, root, chosen):
+            sets.append(state := _found(spec, root, options))
+            lines += _lines(state)
+            if not all(file.usable for file in state.files):
+                lines += _advice(spec, root, options, state)
+    code = int(not all(file.usable for each in sets for file in each.files))
+    return Answer([asdict(each) for each in sets], lines, code)
 
 
-def _specs(args: Args) -> "list[TaskSpec]":
+def _specs(what: str, task: str | None) -> "list[TaskSpec]":
     from tasks import TASKS
 
-    if args.task is None:
-        if args.what == "prepare":
+    if task is None:
+        if what == "prepare":
             raise UserError("bench data prepare: name a task with --task")
         return [spec for spec in TASKS.values() if has_files(spec)]
-    check_known("task", [args.task], TASKS)
-    spec = TASKS[args.task]
+    check_known("task", [task], TASKS)
+    spec = TASKS[task]
     if not has_files(spec):
-        raise UserError(f"--task {args.task}: its own code makes its data, and the suite knows no files of it")
+        raise UserError(f"--task {task}: its own code makes its data, and the suite knows no files of it")
     return [spec]
 
 

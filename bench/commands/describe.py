@@ -2,19 +2,24 @@
 
 import ast
 import re
+import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from bench.config.options import Option, _parse, _source, optimizer_options, task_options
-from bench.grammar.help import hyperparameter_rows, row, rows, wrapped_lines
+from bench.config.options import Option, _parse, _source, all_optimizer_options, optimizer_options, task_options
+from bench.terminal import NARROWEST, columns
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
+from optimizers.groups import REST, ROLES
 from tasks import TASKS, TaskSpec
 from tasks.core.quantities import HEADS, MODEL, OBSERVED
 from tasks.core.spec import place_of
 
-if TYPE_CHECKING:
-    pass
+_WIDEST = 111
+"""Columns of help at most. Ours."""
+_BESIDE = 80
+"""With fewer columns, a meaning stands below its name. Ours."""
 
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
@@ -168,3 +173,41 @@ def _key_section(doc: str) -> dict[str, str]:
 def _fact(name: str, text: str) -> list[str]:
     """A line of the head, wrapped; none without a text."""
     return wrapped_lines(text, f"  {name:<8}", " " * 10)
+
+
+def width() -> int:
+    """Columns of help."""
+    return max(NARROWEST, min(_WIDEST, columns() or _WIDEST))
+
+
+def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
+    """The text in lines that fit the terminal; none for an empty text."""
+    return textwrap.wrap(text, width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:
+    """The hyperparameters of an optimizer, and how to set them by role."""
+    rest = replace(all_optimizer_options(spec, {})[REST], default=spec.rest)
+    roles = f"one role: {', '.join(ROLES)}" if spec.rest is None else f"the role matrix; --opt.{REST}.ROLE.NAME others"
+    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of {roles}")
+    return [*rows("opt", {**optimizer_options(spec), REST: rest}), *by_role]
+
+
+def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
+    """Options of a task or an optimizer, each with its meaning, type and default."""
+    return [
+        line
+        for o in options.values()
+        for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
+    ]
+
+
+def row(flag: str, text: str, extra: str = "") -> list[str]:
+    """A name and its meaning, wrapped."""
+    full = f"{text} ({extra})" if text and extra else text or extra
+    beside = width() >= _BESIDE
+    indent = " " * (31 if beside else 6)
+    lines = wrapped_lines(full, indent, indent)
+    if beside and len(flag) < 28 and lines:
+        return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
+    return [f"  {flag}", *lines]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
-from bench.grammar.parse import Args
-from bench.output import reply
+from bench.output import Answer
 from bench.results.render import shown
 from bench.results.table import Column, Table
 
@@ -62,18 +61,15 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
         failed = failed or any(each.level == "FAIL" for each in found)
 
 
-def main(args: Args) -> int:
-    """Print a line for each diagnosis, or one JSON object; 1 if something will not work, else 0."""
-    every: list[Diagnosis] = []
-    for found in examine(args.data, args.store):
-        every += found
-        if not args.json:
-            lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found)))
-            print("\n".join(lines), flush=True)
-    failed = sum(each.level == "FAIL" for each in every)
-    said = f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works"
-    reply(args, {"ok": not failed, "diagnoses": [vars(each) for each in every]}, [said])
-    return int(failed > 0)
+def doctor(data: Path, store: Path) -> Answer:
+    """A line for each diagnosis; exit code 1 if something will not work."""
+    diagnoses = [each for several in examine(data, store) for each in several]
+    failed = sum(each.level == "FAIL" for each in diagnoses)
+    lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in diagnoses)))
+    end = f"{failed} FAIL: fix them as the lines say" if failed else "everything found here works"
+    return Answer(
+        {"ok": not failed, "diagnoses": [vars(each) for each in diagnoses]}, [*lines, "", end], int(failed > 0)
+    )
 
 
 # -- software -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.grammar.parse import Args
-from bench.output import reply
+from bench.output import Answer
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -60,10 +59,12 @@ def _place(template: str, name: str) -> Path:
     return Path(*(part.replace("__name__", name) for part in parts))
 
 
-def main(args: Args) -> int:
-    """The command."""
-    folder = args.out or Path(args.name)
-    paths = create(args.kind, args.name, folder)
-    said = f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}"
-    reply(args, {"out": folder, "files": paths}, [*map(str, paths), said])
-    return 0
+def new(kind: str, name: str, folder: Path) -> Answer:
+    """Write the package, and say how to install it.
+
+    Raises:
+        UserError: as for `create`.
+    """
+    paths = create(kind, name, folder)
+    install = f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}"
+    return Answer({"out": folder, "files": paths}, [*map(str, paths), install])

@@ -6,11 +6,12 @@ It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them
 
 import os
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bench.grammar.parse import Args
-from bench.output import answer, write
+from bench.output import Shown, write
 from bench.progress import doing
 from bench.text import listed
 
@@ -33,12 +34,35 @@ NEXT = (
 """Suggested next commands, with reasons."""
 
 
-def main(args: Args) -> int:
-    """`bench quickstart` with these arguments: 0 done, 130 stopped.
+class Quickstart(Shown):
+    """The ranked table in plain words, and what to try next."""
+
+    def __init__(self, board: "Board", plot: Path) -> None:
+        self.board, self.plot, self.verdict = board, plot, _said(board)
+
+    def as_json(self) -> dict[str, Any]:
+        """Table, verdict and plot."""
+        from bench.results.render import as_json
+
+        following = [command for command, _ in NEXT]
+        return {"boards": as_json([self.board]), "said": [self.verdict, HONEST], "plot": self.plot, "next": following}
+
+    def __str__(self) -> str:
+        from bench.results.render import written
+
+        typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
+        words = [textwrap.fill(text, 100) + "\n" for text in (self.verdict, HONEST)]
+        following = [f"  {typed + command:<74} {why}" for command, why in NEXT]
+        return "\n".join([written([self.board], "table", None), *words, "Try next:", *following])
+
+
+def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Quickstart:
+    """Train, rank and draw.
 
     Raises:
         UserError: the request is invalid.
         RunFailed: as in `bench.execute.execute.execute`.
+        KeyboardInterrupt: it was stopped.
     """
     with doing("reading the settings"):
         from bench.config.run_config import resolve
@@ -47,38 +71,22 @@ def main(args: Args) -> int:
         from bench.plots.theme import check_ending
         from bench.progress import SweepProgress
 
-        check_ending(args.out)
+        check_ending(out)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
-        places = {"data": args.data, "store": args.store}
         configs = [
             resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=places) for opt in OPTS for seed in range(SEEDS)
         ]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
-    results = results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart")
-    if results is None:
-        return 130
+    results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
     from bench.boards.quality import quality
     from bench.plots.curves import curves
-    from bench.results.render import as_json, written
     from bench.store.store import Store
 
-    found = Collected.of(results, Store(args.store).tables)
-    board = _short(quality(found))
-    verdict = _said(board)
-    out = args.out
-    if not args.json:
-        words = (textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST))
-        print(written([board], "table", None), *words, sep="\n", flush=True)
-    write(out, curves(found).picture(out.suffix))
-    if args.json:
-        following = [command for command, _ in NEXT]
-        answer({"boards": as_json([board]), "said": [verdict, HONEST], "plot": out, "next": following})
-    else:
-        typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
-        print("\n".join(["Try next:", *(f"  {typed + command:<74} {why}" for command, why in NEXT)]))
-    return 0
+    collected = Collected.of(results, Store(places["store"]).tables)
+    write(out, curves(collected).picture(out.suffix))
+    return Quickstart(_short(quality(collected)), out)
 
 
 def _short(board: "Board") -> "Board":

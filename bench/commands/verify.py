@@ -6,17 +6,18 @@ The runs are drawn at random, so that the sender of a store cannot predict them.
 import math
 import random
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from bench.config.plugins import allowed
 from bench.config.run_config import RunConfig, resolve, settings_of
+from bench.config.values import reference_folder
 from bench.errors import UserError
-from bench.grammar.parse import Args
-from bench.grammar.values import reference_folder
-from bench.output import note, reply, warn_of
+from bench.output import Answer, note, warn_of
 from bench.results.render import shown
 from bench.results.table import Table
 from bench.store.record import RunResult
@@ -48,36 +49,46 @@ class Judged(NamedTuple):
     why: str
 
 
-def main(args: Args) -> int:
-    """`bench verify` with these arguments: 0 none refuted, 1 one refuted or damaged, or none repeated, 130 stopped.
+def verify(
+    path: Path | None, runs: int, seed: int | None, tasks: list[str] | None, opts: list[str] | None, data: Path
+) -> Answer:
+    """Repeat runs; exit code 1 if one was refuted or is damaged, or none could be repeated.
+
+    Args:
+        path: a store; None for the reference results.
+        runs: their number.
+        seed: of the random sample.
+        tasks, opts: only of these.
+        data: folder of the data sets.
 
     Raises:
         UserError: there is nothing to verify.
+        KeyboardInterrupt: it was stopped.
     """
-    path = args.path or reference_folder()
+    path = path or reference_folder()
     if path is None:
         raise UserError("this installation has no reference results; name a store: bench verify PATH")
     stores = Stores([path])
     code = warn_of(stores)
     if stores.runs:
-        stores.refuse_unknown(args.task, args.opt, stores.runs)
+        stores.refuse_unknown(tasks, opts, stores.runs)
     ended = ("completed", "diverged")
-    there = [run for run in stores.runs if run.status in ended and run.is_of(args.task, args.opt)]
-    if not there:
+    candidates = [run for run in stores.runs if run.status in ended and run.is_of(tasks, opts)]
+    if not candidates:
         raise UserError(f"no matching finished runs in {stores.shown}")
-    drawn = random.Random(args.seed).sample(there, min(args.runs, len(there)))
+    drawn = random.Random(seed).sample(candidates, min(runs, len(candidates)))
     spent = duration(sum(run.wall_s for run in drawn))
     note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
-    judged = list[Judged]()
-    with TemporaryDirectory() as place:
+    judged, named = list[Judged](), {"task": tasks or [], "opt": opts or []}
+    with TemporaryDirectory() as place, redirect_stdout(sys.stderr):
         for run in drawn:
-            judged.append(_judged(run, stores.runs, args, Path(place)))
+            judged.append(_judged(run, stores.runs, named, {"data": data, "store": Path(place)}))
             note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
             if judged[-1].again is not None and judged[-1].again.status == "killed":
-                return 130
-    reply(args, [_as_json(each) for each in judged], shown(_table(judged)))
+                raise KeyboardInterrupt
     repeated = [each for each in judged if each.again is not None]
-    return int(code or not repeated or any(each.verdict == "refuted" for each in repeated))
+    refuted = not repeated or any(each.verdict == "refuted" for each in repeated)
+    return Answer([_as_json(each) for each in judged], shown(_table(judged)), int(code or refuted))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
@@ -113,9 +124,11 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
     return "confirmed", f"{words}, within the spread over seeds"
 
 
-def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, place: Path) -> Judged:
+def _judged(
+    run: RunResult, runs: Sequence[RunResult], named: Mapping[str, list[str]], places: Mapping[str, Path]
+) -> Judged:
     try:
-        config = _config(run, args, place)
+        config = _config(run, named, places)
     except UserError as error:
         return Judged(run, None, "undecided", str(error))
     if config.run_id != run.run_id:
@@ -134,17 +147,16 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, place: Path) 
     return Judged(run, again, *judge(run, again, [other for other in others if other.finished]))
 
 
-def _config(run: RunResult, args: Args, place: Path) -> RunConfig:
+def _config(run: RunResult, named: Mapping[str, list[str]], places: Mapping[str, Path]) -> RunConfig:
     """The configuration of a run, with folders of this machine.
 
     Raises:
         UserError: it names code that the user has not named, or an unknown option.
     """
     recorded = {kind: run.config[kind] for kind in ("task", "opt")}
-    named = {"task": args.task or [], "opt": args.opt or []}
     names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
     settings = settings_of(run.config) | names
-    return resolve({**settings, "data": args.data, "store": place}, recorded=True)
+    return resolve({**settings, **places}, recorded=True)
 
 
 def _settings(run: RunResult) -> Any:

@@ -11,15 +11,14 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError, unknown
-from bench.grammar.parse import unknown_setting
+from bench.errors import UserError, unknown, unknown_setting
 from bench.text import why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
@@ -419,8 +418,13 @@ def no_such_option(spec: Any, given: Mapping[str, Any], name: str, others: Itera
     return unknown_setting(f"opt.{own}", [*others, *(f"--opt.{each}" for each in known)])
 
 
-def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_values(spec: Any, given: Mapping[str, Any], others: Callable[[], Iterable[str]] = list) -> dict[str, Any]:
     """The value of every option of an optimizer and of the one for the rest; options by role only if given.
+
+    Args:
+        spec: of the optimizer.
+        given: values by name.
+        others: further options, with dashes, that a wrong name may mean.
 
     Raises:
         UserError: as for `parse_options`.
@@ -428,7 +432,7 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     plain = spec.rest is None and not any("." in name or name == REST for name in given)
     options = optimizer_options(spec) if plain else all_optimizer_options(spec, given)
     for name in sorted(given.keys() - options.keys()):
-        raise no_such_option(spec, given, name)
+        raise no_such_option(spec, given, name, others())
     values = parse_options("opt", options, given)
     if spec.rest is None and values.get(REST, "") is None:
         del values[REST]  # `--opt.rest none` where there is none by default: the same run

@@ -28,9 +28,8 @@ from bench.config.options import (
 )
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
-from bench.errors import UserError, check_known
-from bench.grammar.parse import unknown_setting
-from bench.grammar.values import MOST_SEED, SEED_RANGE
+from bench.config.values import MOST_SEED, SEED_RANGE
+from bench.errors import UserError, check_known, unknown_setting
 from bench.machine import is_main_process
 from bench.progress import doing
 from bench.text import plain, why_wrong
@@ -351,6 +350,8 @@ def resolve(
     for name in sorted(groups[""].keys() - (_TOP - {"task", "opt"})):
         raise unknown_setting(name, _all_options(task, opt))
     spec = TASKS[task]
+    for name in sorted(groups["task"].keys() - task_options(spec).keys()):
+        raise unknown_setting(f"task.{name}", _all_options(task, opt))
     fields = TrainerOptions.model_fields
     trainer = {k: None if is_none(v) and fields[k].default is None else v for k, v in groups["trainer"].items()}
     if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
@@ -365,7 +366,9 @@ def resolve(
             "task": task,
             "task_options": task_values(spec, groups["task"], recorded=recorded),
             "opt": opt,
-            "opt_options": optimizer_values(OPTIMIZERS[opt].on(spec.family), groups["opt"]),
+            "opt_options": optimizer_values(
+                OPTIMIZERS[opt].on(spec.family), groups["opt"], lambda: _all_options(task, opt)
+            ),
             "trainer": trainer,
             **rest,
         }

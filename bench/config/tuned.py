@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
+from bench.config.values import configs_folder
 from bench.errors import UserError
-from bench.grammar.values import configs_folder
 from bench.text import located, why_wrong
 from optimizers.plugins import slug
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from bench.grammar.parse import Args
-    from bench.grammar.values import Budget
+    from bench.config.values import Budget
 
-Engine = Literal["auto", "lanes", "lightning"]
+ENGINES = ("auto", "lanes", "lightning")
 """Execution engines: vectorised runs, one run at a time, or the faster of the two."""
+Engine = Literal["auto", "lanes", "lightning"]
+CONTINUES = "the same call continues"
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,3 @@ class Effort:
     workers: str | None = None
     cluster: str | None = None
     budget: "Budget | None" = None
-
-    @classmethod
-    def of(cls, args: "Args") -> "Effort":
-        """The effort that a command requests."""
-        return cls(args.engine or "auto", args.width, args.workers, args.cluster, getattr(args, "budget", None))

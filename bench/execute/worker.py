@@ -20,10 +20,10 @@ from bench import process
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import as_stored
 from bench.config.tuned import TunedBy
+from bench.config.values import place
 from bench.errors import RunBroke, UserError, first_line
 from bench.execute import Effort
 from bench.execute.blocks import Block
-from bench.grammar.values import place
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
 from bench.train.memory import give_back, ran_out

@@ -13,8 +13,8 @@ from bench.config.options import NO_BOOLEAN
 from bench.config.run_config import Seed, resolve, tuned_for
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
+from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
-from bench.grammar.values import experiments, refuse_too_many
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec, lines

@@ -1,53 +1,73 @@
-"""The commands report and plot."""
+"""The report, and charts of stored runs."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.boards.cli import left_out, requested, warn
-from bench.errors import UserError
-from bench.grammar.parse import Args
-from bench.output import answer, check_output, remark, write
+from bench.boards.cli import Chosen
+from bench.errors import UserError, check_known
+from bench.output import Answer, check_output, remark, write
+
+if TYPE_CHECKING:
+    import altair as alt
 
 
-def run_report(args: Args) -> int:
-    """`bench report`: 0 done, 1 a run could not be read."""
+def report(choose: Callable[[], Chosen], out: Path) -> Answer:
+    """Write the page.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     from bench.plots.report import page, stores_in_words
 
-    if args.out.is_dir():
-        raise UserError(f"-o {args.out}: it is a folder; name a file, such as -o {args.out / 'report.html'}")
-    if not args.out.exists():
-        check_output(args.out.parent)  # fail before the boards are made
-    stores, what = requested(args)
-    text = page(what, len(stores.runs), stores_in_words(stores), len(stores.damaged))
-    code = warn(stores, what)
-    write(args.out, text)
-    if args.json:
-        answer({"out": args.out, "runs": len(stores.runs), **left_out(stores, what)})
-    return code
+    if out.is_dir():
+        raise UserError(f"-o {out}: it is a folder; name a file, such as -o {out / 'report.html'}")
+    if not out.exists():
+        check_output(out.parent)  # fail before the boards are made
+    chosen = choose()
+    stores = chosen.stores
+    text = page(chosen.entries, len(stores.runs), stores_in_words(stores), len(stores.damaged))
+    code = chosen.warn()
+    write(out, text)
+    return Answer({"out": out, "runs": len(stores.runs), **chosen.left_out}, [], code)
 
 
-def run_plot(args: Args) -> int:
-    """`bench plot`: 0 done, 1 a run could not be read."""
-    if args.out is None:
-        raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg, .html)")
-    for name in ("y", "x"):
-        if (value := getattr(args, name)) is not None and args.chart != "curves":
-            raise UserError(f"--{name} {value}: only curves have selectable axes, not {args.chart}")
+def plot(
+    choose: Callable[[], Chosen], chart: str, out: Path | None, y: str | None, x: str | None, *, caption: bool
+) -> "alt.TopLevelMixin | Answer":
+    """Draw a chart into a file, or return it for Altair.
+
+    Raises:
+        UserError: there is nothing to draw, or an axis cannot be chosen.
+    """
     from bench.plots.charts import CHARTS, curves, nothing_to_draw
+    from bench.plots.curves import X_AXES
     from bench.plots.theme import check_ending
 
-    check_ending(args.out)
-    stores, what = requested(args)
-    chart = curves(what, args.y or "loss", args.x or "steps") if args.chart == "curves" else CHARTS[args.chart](what)
-    code = warn(stores, what)
-    if not chart.drawn:
-        raise nothing_to_draw(chart)
-    if args.no_caption:
-        alone = [replace(panel, title="") for panel in chart.drawn]
-        chart = replace(chart, panels=alone if len(alone) == 1 else chart.panels, caption="")
-    write(args.out, chart.picture(args.out.suffix))
-    for panel in (panel for panel in chart.panels if not panel.lines):
+    check_known("chart", [str(chart)], CHARTS)
+    if not isinstance(y, str | None):
+        raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
+    for name, value in (("y", y), ("x", x)):
+        if value is not None and chart != "curves":
+            raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
+    check_known("x axis", [] if x is None else [str(x)], X_AXES)
+    if out is not None:
+        check_ending(out)
+    chosen = choose()
+    figure = curves(chosen.entries, y or "loss", x or "steps") if chart == "curves" else CHARTS[chart](chosen.entries)
+    code = chosen.warn()
+    if not figure.drawn:
+        raise nothing_to_draw(figure)
+    if not caption:
+        alone = [replace(panel, title="") for panel in figure.drawn]
+        figure = replace(figure, panels=alone if len(alone) == 1 else figure.panels, caption="")
+    if out is None:
+        from bench.api.figures import altair_chart
+
+        return altair_chart(figure.spec())
+    write(out, figure.picture(out.suffix))
+    for panel in (panel for panel in figure.panels if not panel.lines):
         remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
-    if args.json:
-        panels = [{"title": p.title, "drawn": bool(p.lines), "note": "\n".join(p.notes)} for p in chart.panels]
-        answer({"out": args.out, "panels": panels, **left_out(stores, what)})
-    return code
+    panels = [{"title": p.title, "drawn": bool(p.lines), "note": "\n".join(p.notes)} for p in figure.panels]
+    return Answer({"out": out, "panels": panels, **chosen.left_out}, [], code)

@@ -13,7 +13,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import UserError
-from bench.grammar.near import several
+from bench.near import several
 from bench.plots.panels import MOST, WORDS, Figure, Line, Panel, thinned
 from bench.results import stats
 from bench.results.selection import GAP, cap_share

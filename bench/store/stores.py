@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from bench.config.values import is_no_folder
 from bench.errors import UserError
-from bench.grammar.near import nearest
-from bench.grammar.values import is_no_folder
+from bench.near import nearest
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult

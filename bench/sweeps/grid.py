@@ -11,9 +11,9 @@ from bench.config.options import Option, all_optimizer_options, hyperparameters_
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
+from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.errors import UserError, check_known, unknown
-from bench.grammar.near import nearest
-from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
+from bench.near import nearest
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from bench.config.values import refuse_too_many, typed
 from bench.errors import UserError
-from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
 from bench.text import counted, is_number
 from bench.tuning.space import Axis, Key, Point, Space, point_key

@@ -13,8 +13,8 @@ from bench.config.options import (
     optimizer_options,
     parse_options,
 )
+from bench.config.values import ends_of_range
 from bench.errors import UserError, check_known
-from bench.grammar.values import ends_of_range
 from bench.sweeps.grid import values_of
 from bench.text import is_number
 from optimizers import OPTIMIZERS, LogUniform

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve, settings_of
 from bench.config.settings import chosen_of
+from bench.config.values import counts_seeds, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known
-from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.results.selection import Mode
 from bench.text import counted, plain
 from bench.tuning.design import Design, Sampler

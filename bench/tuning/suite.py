@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
+from bench.config.values import refuse_too_many, suite_file, suites
 from bench.errors import UserError, check_known
-from bench.grammar.values import refuse_too_many, suite_file, suites
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.selection import score_text

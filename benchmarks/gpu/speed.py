@@ -13,7 +13,7 @@ from torch import nn
 
 from bench.config.run_config import RunConfig, resolve
 from bench.execute.choice import single_step
-from bench.grammar.values import log_grid
+from bench.config.values import log_grid
 from bench.lanes.runs import Grid, make_lanes
 from bench.train.memory import ran_out
 from benchmarks import optimizers, training

@@ -1,23 +1,26 @@
-"""The command line: arguments to calls. Heavy imports happen only when needed."""
+"""The command line: each command is the function of the same name of `bench.api`, with the same parameters.
+
+Cyclopts reads options, types, defaults and help from a function's signature and docstring. Settings in dotted form
+(`--opt.lr 0.1`) and `--json` are taken off before.
+"""
 
 import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import NoReturn
 
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
-from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
+from bench.text import strict_json
 from optimizers.plugins import PluginError, foreign
 
-_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
+HELP = ("-h", "--help")
+CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that go on where they stopped."""
-_TRAINING = ("quickstart", "fit", *_CONTINUING)
+TRAINING = ("quickstart", "fit", *CONTINUING)
 """The commands that train."""
 
 
@@ -47,8 +50,9 @@ def _exit_code(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the final flush must not fail too
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
-            continues = bool(words) and words[0] in _CONTINUING
-            print("bench: interrupted" + "; the same command continues" * continues, file=sys.stderr)
+            continues = bool(words) and words[0] in CONTINUING
+            message = str(error) if isinstance(error, KeyboardInterrupt) else ""
+            print(f"bench: {message or 'interrupted' + '; the same command continues' * continues}", file=sys.stderr)
             return 130
         full = _disk_full(error)
         short = full or _memory_short(error, words)
@@ -75,18 +79,18 @@ def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
 
     if not ran_out(error):
         return None
-    asked = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
-    amount = f" for {asked[1]}" if asked else ""
+    size = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
+    amount = f" for {size[1]}" if size else ""
     todo = (
         "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
-        if any(name in words for name in _TRAINING)
+        if any(name in words for name in TRAINING)
         else "end other programs, or request less"
     )
     return f"not enough memory{amount}; {todo}"
 
 
 def dispatch(words: list[str]) -> int:
-    """Run one command and return its exit code.
+    """Run one command, print its result, and return the exit code.
 
     Raises:
         UserError: the request is invalid.
@@ -94,56 +98,26 @@ def dispatch(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
-    if name is None:
-        from bench.grammar.help import program_help
-
-        print(program_help())
-        return 0
     if name == "--version":
         from bench import __version__
 
         print(__version__)
         return 0
-    if name not in COMMANDS:
-        raise unknown_command(name, list(COMMANDS))
-    words = [word for i, word in enumerate(words) if i != words.index(name)]
-    if any(word in HELP for word in words):
-        from bench.grammar.help import command_help
+    from bench.cli.commands import COMMANDS, parse, unknown_command
 
-        print(command_help(COMMANDS[name], words))
+    if name is None or name not in COMMANDS or any(word in HELP for word in words):
+        if name is not None and name not in COMMANDS:
+            raise unknown_command(name)
+        from bench.cli.help import command_help, program_help
+
+        print(program_help() if name is None else command_help(name, [word for word in words if word != name]))
         return 0
-    args = parse(name, words)
-    check_names(COMMANDS[name], args)
-    return _MAINS[name](args)
-
-
-Command = Callable[[Args], int]
-
-
-def _in(module: str, function: str = "main") -> Command:
-    """A command with its own module, imported on use."""
-    return lambda args: getattr(import_module(module), function)(args)
-
-
-_MAINS: dict[str, Command] = {
-    "quickstart": _in("bench.commands.quickstart"),
-    "fit": _in("bench.commands.fit"),
-    "sweep": _in("bench.sweeps.cli"),
-    "compare": _in("bench.commands.comparison"),
-    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite")},
-    "leaderboard": _in("bench.boards.cli", "run_leaderboard"),
-    **{name: _in("bench.plots.cli", f"run_{name}") for name in ("report", "plot")},
-    **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
-    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge")},
-    "verify": _in("bench.commands.verify"),
-    "new": _in("bench.commands.new"),
-    "check": _in("bench.check.cli"),
-    **{name: _in("bench.commands.inspect", f"run_{name}") for name in ("list", "show")},
-    "data": _in("bench.commands.data"),
-    "doctor": _in("bench.commands.doctor"),
-}
-"""The function of each command, called with its arguments."""
-
-
-if __name__ == "__main__":
-    program()
+    words = [word for i, word in enumerate(words) if i != words.index(name)]
+    call = parse(name, words)
+    result = call.run()
+    text = strict_json(result.as_json()) if call.json else str(result)
+    if text:
+        print(text)
+    if failed := getattr(result, "failed", None):
+        raise RunFailed(failed)
+    return result.code

@@ -1,12 +1,9 @@
 """Parsing of values, the same for all commands: numbers, lists, seeds, ranges, folders."""
 
-import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.errors import UserError, unknown
 
@@ -81,16 +78,6 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
     if max(seeds) > MOST_SEED:
         raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
     return list(dict.fromkeys(seeds))
-
-
-def seeds_or_count(text: str) -> int | list[int]:
-    """The number of seeds (`5`), or which (`0,1,2` or `10:15`).
-
-    Raises:
-        UserError: as `read_seeds`.
-    """
-    seeds = read_seeds(text)
-    return len(seeds) if counts_seeds(text) else seeds
 
 
 def counts_seeds(text: str) -> bool:
@@ -184,15 +171,13 @@ def place(name: str, given: str | None = None) -> Path:
     text, variable = given, f"BENCH_{name.upper()}"
     if text is None:
         text = os.environ.get(variable, FOLDERS[name])
-    try:
-        found = folder(text)
-        if name == "store" and is_no_folder(found):
-            raise ValueError("it is a file, not a folder")
-        return found
-    except ValueError as error:
+    is_file = name == "store" and is_no_folder(Path(text))
+    if is_file or not text.strip():
+        why = "it is a file, not a folder" if is_file else "it must name a folder or file"
         raise UserError(
-            f"--{name} (or {variable}) {text[:100]!r}: {error}; name one, or leave it out for ./{FOLDERS[name]}"
-        ) from None
+            f"--{name} (or {variable}) {text[:100]!r}: {why}; name one, or leave it out for ./{FOLDERS[name]}"
+        )
+    return Path(text)
 
 
 def is_no_folder(path: Path) -> bool:
@@ -201,92 +186,6 @@ def is_no_folder(path: Path) -> bool:
         return path.exists() and not path.is_dir()
     except OSError:  # not permitted
         return False
-
-
-def folder(text: str) -> Path:
-    """The path of a folder or file.
-
-    Raises:
-        ValueError: the text is empty.
-    """
-    if not text.strip():
-        raise ValueError("it must name a folder or file")
-    return Path(text)
-
-
-def names(text: str) -> list[str]:
-    """The names in `A,B`.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if found := parts(text):
-        return found
-    raise ValueError("it is empty; write A,B")
-
-
-def whole(least: int | None = None) -> Callable[[str], int]:
-    """A parser of whole numbers that are at least `least`."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError("it must be a whole number") from None
-        if least is not None and number < least:
-            raise ValueError(f"it must be at least {least}")
-        return number
-
-    return read
-
-
-def workers(text: str) -> str:
-    """A number of processes, at least 1, or `auto`."""
-    if text != "auto" and not (text.isdecimal() and int(text)):
-        raise ValueError("write how many (--workers 2), or auto")
-    return text
-
-
-def filled(text: str) -> str:
-    """A text that is not empty, as an unset variable of a shell is.
-
-    Raises:
-        ValueError: it is empty.
-    """
-    if not text.strip():
-        raise ValueError("it is empty")
-    return text
-
-
-def finite(text: str) -> float:
-    """A finite number.
-
-    Raises:
-        ValueError: the text is not one.
-    """
-    number = _number(text)
-    if not math.isfinite(number):
-        raise ValueError("it is not a finite number")
-    return number
-
-
-def seconds(text: str) -> float:
-    """A time in seconds, greater than 0.
-
-    Raises:
-        ValueError: the text is not one.
-    """
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise ValueError("it is not a time; write seconds, as in --limit 30")
-    return number
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def reference_folder() -> Path | None:

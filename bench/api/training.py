@@ -1,24 +1,39 @@
-"""Shared parts of the commands for studies: checks, and budgets of time."""
+"""What the functions that train have in common."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench.grammar.parse import Args
+from bench.api.arguments import session
+from bench.config.checks import check_early, check_engine, check_places
+from bench.execute import CONTINUES, Effort
 from bench.output import note
 from bench.text import counted, duration, listed
-from bench.train.stop import deadline
 
 if TYPE_CHECKING:
-    from bench.execute import Effort
     from bench.execute.cluster import Crew
     from bench.tuning.spec import StudySpec
     from bench.tuning.study import Study
 
-SPENT = "this is the result so far, and the same command continues"
-STOPPED = "stopped; nothing is lost, and the same command continues"
+
+@contextmanager
+def training(progress: bool) -> Iterator[None]:
+    """A session after which torch has as many threads as before: the suite uses one for small models."""
+    torch: Any = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    with session(progress=progress):
+        try:
+            yield
+        finally:
+            if before is not None:
+                from bench.train.threads import set_threads
+
+                set_threads(before)
+
+
+# -- studies ----------------------------------------------------------------------------------------------------------
 
 
 def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> None:
@@ -29,29 +44,27 @@ def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> No
         note(f"--trainer.schedule has no effect on {listed(some)}: {'they need' if len(some) > 1 else 'it needs'} none")
 
 
-def crew_of(effort: "Effort", specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "Crew":
+def crew_of(effort: Effort, specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "Crew":
     """The processes that train studies: as many as every study allows on this machine.
 
     Raises:
         UserError: a study cannot be trained here, or not with this engine.
     """
-    from bench.config.checks import check_early, check_engine, check_places
+    from bench.execute.cluster import Crew
 
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
     check_engine(effort.engine, typical)
     check_places(typical)
-    from bench.execute.cluster import Crew
-
     if effort.cluster is not None:
         return Crew(effort, typical[0])
     return min((Crew(effort, config) for config in typical), key=lambda crew: crew.shares)
 
 
-def note_long(args: Args, studies: "Sequence[Study]", places: Mapping[str, Path], crew: "Crew") -> None:
+def note_long(effort: Effort, studies: "Sequence[Study]", places: Mapping[str, Path], crew: "Crew") -> None:
     """Say before training that a budget of time will not suffice for studies, as far as steps can be timed."""
-    budget = args.budget
+    budget = effort.budget
     if budget is None or budget.seconds is None or not any(study.result().todo for study in studies):
         return
     from bench.tuning.suite import measured, plan
@@ -63,21 +76,27 @@ def note_long(args: Args, studies: "Sequence[Study]", places: Mapping[str, Path]
         runs = counted(sum(step.runs_left for step in steps), "run")
         note(
             f"{runs} take about {duration(seconds)} with {counted(crew.shares, 'worker')}, more than the budget of"
-            f" {budget.text}: all optimizers will have fewer trials; the same command continues"
+            f" {budget.text}: all optimizers will have fewer trials; {CONTINUES}"
         )
 
 
-def in_time(args: Args, work: Callable[[], object]) -> bool:
-    """Whether to show results after the work: it is done, or its time is spent; False if a signal stopped it.
+def in_time(effort: Effort, work: Callable[[], object]) -> None:
+    """Do the work until it is done or its time is spent, which a note says.
 
     Args:
-        args: with `budget`; a note says what ended the work early.
+        effort: with the budget.
         work: returns something false if a signal stopped it.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped it.
     """
-    done: object = False
-    with deadline(args.budget and args.budget.seconds) as spent:
+    from bench.train.stop import deadline
+
+    budget = effort.budget
+    with redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
         done = work()
     if done:
-        return True
-    note(f"the budget of {args.budget.text} is spent; {SPENT}" if spent() else STOPPED)
-    return spent()
+        return
+    if budget is None or not spent():
+        raise KeyboardInterrupt(f"stopped; nothing is lost, and {CONTINUES}")
+    note(f"the budget of {budget.text} is spent; this is the result so far, and {CONTINUES}")

@@ -11,6 +11,7 @@ COMMANDS = {
     "results": "leaderboard",
     "chart": "plot",
     "ls": "list",
+    "claims": "reproduce --claims",
 }
 """Commands of other programs, and ours."""
 

@@ -1,1 +1,0 @@
-"""The grammar of all commands, declared once: parsing, help and errors follow from it. Imports no torch."""

@@ -1,1 +1,0 @@
-"""The commands for studies: tune, suite, list studies."""
