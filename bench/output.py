@@ -3,7 +3,7 @@
 import html
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,34 +131,6 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another place with -o") from None
     print(f"written to {out}", file=sys.stderr)
-
-
-def write_into(path: Path, texts: Mapping[str, str]) -> None:
-    """Write texts into a file, each between its markers: `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
-
-    Raises:
-        UserError: the file does not exist, lacks a marker, or cannot be written.
-    """
-    from bench.store.files import replacing
-
-    if path.exists() and not path.is_file():  # a device may have no end
-        raise UserError(f"cannot write into {path}: it is not a file")
-    try:
-        content = path.read_bytes().decode()
-        for name, text in texts.items():
-            begin, end = f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->"
-            head, found, rest = content.partition(begin)
-            old, closed, tail = rest.partition(end)
-            if not found or not closed or "<!-- leaderboard" in old:
-                raise UserError(f"{path} has no markers for this board: add the lines {begin} and {end}, in this order")
-            content = f"{head}{begin}\n{text}{end}{tail}"
-        with replacing(path.resolve()) as temporary:
-            temporary.write_bytes(content.encode())
-            temporary.chmod(path.stat().st_mode)
-    except OSError as error:
-        raise UserError(f"cannot write into {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot write into {path}: it is not text in UTF-8") from None
 
 
 def remark(kind: str, text: object) -> None:

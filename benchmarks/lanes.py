@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.config.run_config import RunConfig, resolve
+from bench.config.values import log_grid
 from bench.execute.choice import Choices, single_step
 from bench.execute.execute import execute
-from bench.config.values import log_grid
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.progress import SweepProgress
 from bench.store.store import Store

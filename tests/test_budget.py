@@ -67,7 +67,7 @@ def test_a_time_that_is_spent_shows_the_result_so_far(cli, monkeypatch, tmp_path
 )
 def test_more_runs_than_a_budget_are_refused(cli, monkeypatch, tmp_path, words: Any, runs: int) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bench.commands.comparison._check", lambda *args, **more: None)
+    monkeypatch.setattr("bench.api.comparison._check", lambda *args, **more: None)
     more = ("--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", 5)
     said = f"--budget {runs - 1}runs: {runs} runs are to be trained; ask for fewer, or raise it"
     answer = cli(*words, *more, "--budget", f"{runs - 1}runs")

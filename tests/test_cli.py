@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.cli.commands import COMMANDS
 from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
-from bench.cli.commands import COMMANDS
 from bench.papers.experiments import experiments
 from bench.store.store import Store
 from optimizers import OPTIMIZERS

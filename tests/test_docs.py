@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.config.run_config import resolve
 from bench.cli.commands import COMMANDS, parse
+from bench.config.run_config import resolve
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Cli

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.config.run_config import RunConfig, resolve
+from bench.config.values import DEFAULT_POINTS, log_grid, read_seeds
 from bench.errors import UserError
 from bench.execute.blocks import block_key, rectangles
-from bench.config.values import DEFAULT_POINTS, log_grid, read_seeds
 from bench.sweeps.grid import configurations
 from optimizers import OPTIMIZERS
 from tasks import TASKS

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.boards.cli import BOARD_NAMES
+from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.results.render import FORMATS, markdown
 from bench.store.store import Store
 from tests.entered import add_tuned, board, keep, keep_block, make_run, seeds

@@ -18,9 +18,9 @@ from bench.boards import BOARDS
 from bench.boards.collect import Collected
 from bench.boards.explain import commands
 from bench.cli import dispatch as results
+from bench.cli.commands import parse
 from bench.config.run_config import resolve
 from bench.config.settings import described
-from bench.cli.commands import parse
 from bench.plots.charts import CHARTS
 from bench.plots.report import page
 from bench.run_summary import fit_words

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from bench.config.run_config import RunConfig, resolve, settings_of
 from bench.config.settings import described as record
-from bench.errors import UserError
 from bench.config.values import read_seeds
+from bench.errors import UserError
 from bench.lanes.optimizers import have_pure_update
 from bench.run_summary import remarks_on
 from bench.sweeps.grid import configurations

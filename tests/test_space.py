@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.errors import UserError
 from bench.config.values import log_grid
+from bench.errors import UserError
 from bench.store.reports import edges_of
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted

@@ -13,9 +13,9 @@ import pytest
 
 from bench.config.run_config import RunConfig
 from bench.config.settings import described
+from bench.config.values import read_budget
 from bench.errors import RunBroke, RunFailed, UserError
 from bench.execute import Effort
-from bench.config.values import read_budget
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED

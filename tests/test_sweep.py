@@ -33,8 +33,8 @@ import bench.store.files
 import bench.sweeps.sensitivity
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.settings import described
-from bench.execute.choice import Choices, single_step
 from bench.config.values import read_seeds
+from bench.execute.choice import Choices, single_step
 from bench.lanes.engine import Lanes
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult

@@ -28,6 +28,8 @@ from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
 from bench.config.values import place
 from bench.output import write
+from bench.papers import shipped
+from bench.papers.cli import results_folder
 from bench.plots.curves import curves
 from bench.plots.panels import Figure
 from bench.results.render import markdown_table
@@ -321,14 +323,21 @@ def _pages(there: Published) -> dict[Path, str]:
     """All generated pages: README.md and docs/results.md with their new blocks, and those of results."""
     blocks = {README: text(there.all), RESULTS: details(there.all)}
     pages = {path: _with_block(path.read_text("utf-8"), block) for path, block in blocks.items()}
+    verdicts = shipped.read(results_folder())
+    claims = {
+        "claims": shipped.summary(verdicts),
+        "claims-by-experiment": shipped.by_experiment(verdicts, "../results"),
+    }
+    for name, block in claims.items():
+        pages[RESULTS] = _with_block(pages[RESULTS], block, f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->")
     optional = {observatory.path(task): observatory.page(task, own) for task, own in there.tasks.items()}
     optional |= {searches.PATH: searches.page(there.tasks), schedules.PATH: schedules.page(there.all, there.arms)}
     return pages | {path: page for path, page in optional.items() if page is not None}
 
 
-def _with_block(page: str, block: str) -> str:
-    before, _, rest = page.partition(f"{BEGIN}\n")
-    return f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}"
+def _with_block(page: str, block: str, begin: str = BEGIN, end: str = END) -> str:
+    before, _, rest = page.partition(f"{begin}\n")
+    return f"{before}{begin}\n{block}{end}{rest.partition(end)[2]}"
 
 
 def main() -> int:

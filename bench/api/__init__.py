@@ -29,12 +29,12 @@ from bench.api.arguments import (
 from bench.api.parameters import Opt, documented, option, word, words
 from bench.api.source import name_of
 from bench.errors import UserError, unknown
-from bench.output import Answer
+from bench.output import Answer, Shown
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from bench.api.results import Boards, Comparison, Study, Sweep
+    from bench.api.results import Comparison, Study, Sweep, Table
     from bench.api.runs import Run, Runs
 
 __all__ = [  # noqa: RUF022 - in the order of `bench --help`
@@ -52,7 +52,7 @@ def quickstart(
     data: p.Data = None,
     store: p.Store = None,
     progress: p.Progress = True,
-) -> Answer:
+) -> Shown:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
@@ -138,7 +138,11 @@ def fit(
         sources = fitting.sources(configuration, several) if tuned else {}
         efforts = {"engine": engine, "workers": workers, "cluster": cluster, "width": width, "budget": budget}
         if several is not None:
-            if single := [name for name, value in (("seed", seed), ("resume", resume), ("rerun", rerun)) if value]:
+            if single := [
+                name
+                for name, value in (("seed", seed), ("resume", resume), ("rerun", rerun or None))
+                if value is not None
+            ]:
                 raise UserError(f"--{single[0]} is for one run; remove it or --seeds")
             configs = fitting.with_seeds(configuration, several, words, path_of("config", config))
             effort = effort_of(**efforts)
@@ -421,7 +425,6 @@ def compare(
 
 @documented
 def leaderboard(
-    *,
     board: Annotated[
         p.Names | None,
         words(
@@ -431,6 +434,7 @@ def leaderboard(
             " --trainer.observe)."
         ),
     ] = None,
+    *,
     explain: Annotated[
         str | None, word("Explain this row instead: search space, trials, split, cost, reductions, commands.")
     ] = None,
@@ -450,7 +454,7 @@ def leaderboard(
     reference: p.Reference = None,
     target: p.Target = None,
     progress: p.Progress = True,
-) -> "Boards | Answer":
+) -> "Table | Answer":
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
     Exit code 1: a run could not be read.
@@ -653,7 +657,8 @@ def reproduce(
     *,
     list: Annotated[bool, option("List the experiments, and exit.")] = False,
     claims: Annotated[
-        bool, option("Show the verdicts on the claims of all papers, from the shipped pages or those in --out; exit.")
+        bool,
+        option("Show the verdicts on the claims of all papers, of paper NAME, or of the pages in folder NAME."),
     ] = False,
     quick: Annotated[bool, option("Few seeds and steps, under a minute; not evidence.")] = False,
     search: Annotated[bool, option("Also search the constants that the paper does not state.")] = False,
@@ -676,7 +681,7 @@ def reproduce(
     store: p.Store = None,
     settings: p.AllSettings = None,
     progress: p.Progress = True,
-) -> Answer:
+) -> Shown:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 
     Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. A claim holds, fails or is
@@ -695,7 +700,7 @@ def reproduce(
 
         folder = path_of("out", out)
         if claims:
-            return papers.claims(folder)
+            return papers.claims(name, folder)
         if list:
             return papers.listed()
         counted = None if seeds is None else seeds_text("seeds", seeds)

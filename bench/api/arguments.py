@@ -81,7 +81,8 @@ def number(name: str, value: int | str | None, least: int | None = None, also: s
             raise ValueError
         result = int(value)
     except (TypeError, ValueError):
-        raise UserError(f"--{name} {value!r}: it must be a whole number{also}") from None
+        shown = value if isinstance(value, str) else repr(value)
+        raise UserError(f"--{name} {shown}: it must be a whole number{also}") from None
     if least is not None and result < least:
         raise UserError(f"--{name} {value}: it must be at least {least}")
     return result
@@ -118,7 +119,8 @@ def folders_of(store: Place | Sequence[Place] | None) -> list[Path]:
     """The folders of one store or several; none if not given."""
     if store is None:
         return []
-    return [folder_of("store", each) for each in ([store] if isinstance(store, str | Path) else store)]
+    several = store if isinstance(store, Sequence) and not isinstance(store, str) else [store]
+    return [folder_of("store", each) for each in several]
 
 
 def settings_of_call(
@@ -138,7 +140,10 @@ def settings_of_call(
         folder: for the sources of optimizer classes.
         task: its name.
         opts: optimizers.
-        task_options: as for `bench.fit`, as are `trainer`, `settings` and `hyperparameters`.
+        task_options: as for `bench.fit`.
+        trainer: as for `bench.fit`.
+        settings: as for `bench.fit`.
+        hyperparameters: as for `bench.fit`.
         top: settings without a group, such as `seed`; None if not given.
     """
     dotted = {"opt": ",".join(name_of(opt, folder) for opt in opts) or None, "task": task}
@@ -170,8 +175,10 @@ def pairs_of(argument: str, values: Mapping[str, Any] | Sequence[str] | None, ex
 
     if values is None or isinstance(values, Mapping):
         return {name.removeprefix("--"): word_of(value) for name, value in named(argument, values).items()}
-    pairs = {}
-    for word in [values] if isinstance(values, str) else values:
+    words, pairs = [values] if isinstance(values, str) else values, {}
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
+    for word in words:
         name, equals, value = word.rpartition("=") if argument == "label" else word.partition("=")
         if not (equals and name and (value or argument != "label")):
             raise UserError(f"--{argument} {word}: write {example}")

@@ -45,12 +45,12 @@ def on_command_line(parameter: inspect.Parameter) -> inspect.Parameter | None:
         return None
     if hint.n_tokens is not None:
         kind = list[str] if hint.n_tokens < 0 else str
-        once = {"allow_repeating": False} if parameter.name in ("task", "opt") and kind is str else {}
-        plain = Parameter(help=hint.help, alias=hint.alias, **once)
+        repeated = None if parameter.name not in ("task", "opt") or kind is not str else False
+        plain = Parameter(help=hint.help, alias=hint.alias, allow_repeating=repeated)
         default = parameter.default if parameter.default is parameter.empty else None
         parameter = parameter.replace(annotation=Annotated[kind | None, plain], default=default)
     if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-        is_option = parameter.name in ("task", "opt")
+        is_option = parameter.name in ("task", "opt", "board")
         parameter = parameter.replace(kind=parameter.KEYWORD_ONLY if is_option else parameter.POSITIONAL_ONLY)
     return parameter
 

@@ -138,11 +138,11 @@ class Sweep(Shown):
     def __str__(self) -> str:
         from bench.sweeps.sensitivity import lines
 
-        where = [
-            f"written to {self.paths[0].parent}: {', '.join(path.name for path in self.paths)}; the runs are in"
-            f" {self.runs[0].store}"
-        ] * bool(self.paths)
-        return "\n".join([*lines(self.sensitivity), *where])
+        text = lines(self.sensitivity)
+        if self.paths:
+            files = ", ".join(path.name for path in self.paths)
+            text.append(f"written to {self.paths[0].parent}: {files}; the runs are in {self.runs[0].store}")
+        return "\n".join(text)
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_()

@@ -19,7 +19,7 @@ from bench.sweeps.grid import settings_in
 from bench.text import options_text
 from bench.tuning import suite as suites
 from bench.tuning import tuned
-from bench.tuning.spec import make_spec, reporting_seeds, trials_of, tuning_seeds
+from bench.tuning.spec import Sampler, make_spec, reporting_seeds, trials_of, tuning_seeds
 from bench.tuning.study import Study as Plan
 from bench.tuning.summary import as_json
 
@@ -33,7 +33,7 @@ def study_of(
     config: Path | None,
     places: Mapping[str, Path],
     *,
-    sampler: str | None,
+    sampler: Sampler | None,
     trials: int | None,
     seeds: str,
     report_seeds: str,

@@ -78,7 +78,7 @@ def finite(target: float | str | None) -> float | None:
     except (TypeError, ValueError):
         value = math.nan
     if target is not None and (value is None or not math.isfinite(value)):
-        raise UserError(f"--target {target!r}: it is not a finite number")
+        raise UserError(f"--target {target}: it is not a finite number")
     return value
 
 

@@ -25,7 +25,9 @@ COMMANDS: Mapping[str, Callable[..., Any]] = {
     name: getattr(api, "list_" if name == "list" else name) for names in HEADINGS.values() for name in names
 }
 """The function of each command."""
-GROUPS = dict.fromkeys(("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer"))
+GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
+)
 GROUPS |= {"check": ("opt", "task"), "data": ("task",)}
 """The groups of settings in dotted form that a command takes."""
 _SEVERAL = "{} several; write --seeds {{0}},... or --seeds COUNT"
@@ -46,19 +48,24 @@ class Call:
     """A function with its arguments.
 
     Attributes:
-        function: of `bench.api`.
+        name: of the command.
         positional, keywords: its arguments.
         json: whether to print the result as JSON.
     """
 
-    function: Callable[..., Any]
+    name: str
     positional: Sequence[Any]
     keywords: Mapping[str, Any]
     json: bool
 
     def run(self) -> Any:
-        """Its result."""
-        return self.function(*self.positional, **self.keywords)
+        """Its result.
+
+        Raises:
+            UserError: a task, an optimizer or an experiment does not exist.
+        """
+        _check_names(self.name, self.keywords, self.positional)
+        return COMMANDS[self.name](*self.positional, **self.keywords)
 
 
 @dataclass
@@ -85,12 +92,10 @@ def app_of(name: str) -> App:
         return function(*args, **more)
 
     order = sorted(visible, key=lambda parameter: parameter.kind)
-    command.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(order)
     command.__doc__ = (function.__doc__ or "").partition("\nRaises:")[0]
-    app = App(
-        name=f"bench {name}", help_flags=[], version_flags=[], default_parameter=Parameter(negative="", show_default=False, allow_repeating=True),
-        help_format="plaintext",
-    )  # fmt: skip
+    usual = Parameter(negative="", show_default=False, allow_repeating=True)
+    app = App(name=f"bench {name}", help_flags=[], version_flags=[], default_parameter=usual, help_format="plaintext")
     app.default(command)
     return app
 
@@ -119,8 +124,7 @@ def parse(name: str, words: Sequence[str]) -> Call:
         keywords["settings"] = split.settings
     if "command" in names:
         keywords["command"] = ["bench", name, *words]
-    _check_names(name, keywords, bound.args)
-    return Call(function, bound.args, keywords, split.json)
+    return Call(name, bound.args, keywords, split.json)
 
 
 def _split(name: str, words: Sequence[str]) -> Words:
@@ -173,7 +177,13 @@ def _check_names(name: str, keywords: Mapping[str, Any], positional: Sequence[An
         for each in [value] if single else [part for word in value or () for part in parts(word)]:
             if each not in registry and not (single and "," in each):
                 raise unknown(kind, each, registry)
-    if name == "reproduce" and positional and positional[0] and positional[0] not in experiments():
+    if (
+        name == "reproduce"
+        and positional
+        and positional[0]
+        and not keywords.get("claims")
+        and positional[0] not in experiments()
+    ):
         raise unknown("experiment", positional[0], experiments())
 
 

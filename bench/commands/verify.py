@@ -58,7 +58,8 @@ def verify(
         path: a store; None for the reference results.
         runs: their number.
         seed: of the random sample.
-        tasks, opts: only of these.
+        tasks: only of these.
+        opts: only of these.
         data: folder of the data sets.
 
     Raises:

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from bench.papers.reproduction import Version
 
 
-def claims(folder: Path | None) -> "Table":
-    """The verdicts on all claims, from the shipped pages or those in a folder.
+def claims(name: str | None, out: Path | None) -> "Table":
+    """The verdicts on all claims, from the shipped pages or those in a folder, written to a file if given.
+
+    Args:
+        name: a paper, or a folder of `PAPER/EXPERIMENT/claims.json`; None for all shipped pages.
+        out: file of the verdicts.
 
     Raises:
         UserError: there are no pages.
@@ -24,10 +28,14 @@ def claims(folder: Path | None) -> "Table":
     from bench.api.results import Table
     from bench.papers.shipped import board, read
 
-    shipped = read(folder or results_folder(), ())
+    is_folder = name is not None and Path(name).is_dir()
+    shipped = read(Path(str(name)), ()) if is_folder else read(results_folder(), [name] if name else ())
     for what in shipped.damaged:
         remark("warning", f"{what}; it is ignored")
-    return Table([board(shipped)], code=int(bool(shipped.damaged)))
+    table = Table([board(shipped)], code=int(bool(shipped.damaged)))
+    if out is not None:
+        table.write(out)
+    return table
 
 
 def results_folder() -> Path:
@@ -40,7 +48,7 @@ def results_folder() -> Path:
     if not any(folder.glob("*/*/claims.json")):
         raise UserError(
             "the shipped claims are missing: a clone of the repository has them, an installed wheel does not; or name"
-            " an output folder of `bench reproduce` with -o"
+            " an output folder of `bench reproduce` "
         )
     return folder
 
@@ -69,7 +77,7 @@ def version(quick: bool, search: bool, seeds: str | None, changes: Mapping[str, 
 
 
 def reproduce(
-    name: str | None, folder: Path | None, places: Mapping[str, Any], version: "Version", effort: "Effort", *, dry: bool
+    name: str | None, folder: Path | None, places: dict[str, Any], version: "Version", effort: "Effort", *, dry: bool
 ) -> Answer:
     """Run an experiment and write its output.
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from bench.config.run_config import RunConfig, resolve
-from bench.execute.choice import single_step
 from bench.config.values import log_grid
+from bench.execute.choice import single_step
 from bench.lanes.runs import Grid, make_lanes
 from bench.train.memory import ran_out
 from benchmarks import optimizers, training
