@@ -119,7 +119,7 @@ def test_import_is_light_and_names_are_loaded_when_used() -> None:
         "import sys, bench\n"
         "heavy = {'torch', 'lightning', 'numpy', 'pydantic', 'typing'} - before & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "assert {'fit', 'board', '__version__'} <= set(dir(bench))\n"
+        "assert {'fit', 'load', '__version__'} <= set(dir(bench))\n"
         "bench.fit, bench.Run, bench.Table, bench.UserError\n"
         "assert not {'torch', 'lightning', 'altair', 'pandas'} & set(sys.modules)\n"
         "from bench import *\n"
@@ -490,7 +490,7 @@ def test_a_sweep_is_that_of_the_command(swept: bench.Sweep, cli) -> None:
     assert swept.best.keys() == {"ngd", "sngd"}
     assert set(swept.best.values()) <= {0.1, 1.0}
     assert [row["table"] for row in swept.table.rows] == ["ngd", "ngd", "sngd", "sngd"]
-    assert "against opt.lr" in str(swept)
+    assert "against opt.lr" in str(swept.table)
     assert "<table>" in swept._repr_html_()
     assert isinstance(swept.figure(), alt.TopLevelMixin)
 

@@ -28,7 +28,7 @@ from bench.api.arguments import (
 )
 from bench.api.parameters import Opt, documented, option, word, words
 from bench.api.source import name_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.output import Answer, Shown
 
 if TYPE_CHECKING:
@@ -467,10 +467,12 @@ def leaderboard(
 
         file = path_of("out", out)
         kind = boards.format_of_boards(file, format)
+        names = names_of("board", board) or ["quality"]
+        check_known("board", names, [*boards.BOARD_NAMES, "all"])
         chosen = _chosen(task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target)
         if explain is not None:
             return boards.explained(chosen, explain, file)
-        return boards.leaderboard(chosen, names_of("board", board) or ["quality"], file, kind)
+        return boards.leaderboard(chosen, names, file, kind)
 
 
 def _chosen(

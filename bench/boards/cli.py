@@ -137,7 +137,6 @@ def leaderboard(chosen: Chosen, names: Sequence[str], out: Path | None, kind: st
     from bench.boards.collect import NO_ROWS
     from bench.results.render import written
 
-    check_known("board", names, [*BOARDS, "all"])
     boards = [BOARDS[name](chosen.entries) for name in dict.fromkeys(BOARD_NAMES if "all" in names else names)]
     code = chosen.warn()
     if not chosen.entries.entries:
