@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.api.checking import listing
 from bench.check import checks, parametrize_with_checks
 from bench.check.catalogue import GROUPS, catalogue
-from bench.check.cli import listing
 from bench.check.report import Report, Verdict, read_verdict, write_verdict
 from bench.check.run import reports, request_of
 from bench.check.steps import Fault
@@ -368,7 +368,7 @@ def test_a_fault_is_an_assertion_error_with_its_number() -> None:
 
 
 def test_importing_the_kit_imports_no_torch() -> None:
-    code = "import sys, bench.check, bench.check.cli; assert 'torch' not in sys.modules"
+    code = "import sys, bench.check, bench.api.checking; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60, cwd=tiny.ROOT)
 
 

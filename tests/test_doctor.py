@@ -10,28 +10,24 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.commands import devices, doctor
-from bench.commands.devices import (
-    VOLTA_FIX,
-    gpu_diagnosis,
-    gpu_halves,
+from bench.commands import doctor
+from bench.commands.doctor import (
+    Diagnosis,
+    data_diagnoses,
+    import_diagnoses,
+    no_gpu_diagnosis,
     precision_diagnoses,
-    unused_gpu_diagnoses,
-    visible_gpus,
+    version_diagnoses,
 )
-from bench.commands.doctor import Diagnosis, data_diagnoses, import_diagnoses, version_diagnoses
 from tasks.vision.sources import ImageSource
 from tests.stored import add_run
-
-WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
-GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the GPUs of the machine, which may be broken."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(devices, "visible_gpus", lambda: [])
+    monkeypatch.setattr(doctor, "DRIVER", Path("nowhere"))
 
 
 def report(capsys: pytest.CaptureFixture[str], data: Path, store: Path) -> tuple[int, list[list[str]]]:
@@ -135,7 +131,7 @@ def test_broken_check_is_a_line(
     def broken() -> list[Diagnosis]:
         raise RuntimeError("driver gone\nsecond line")
 
-    monkeypatch.setattr(devices, "device_diagnoses", broken)
+    monkeypatch.setattr(doctor, "device_diagnoses", broken)
     code, lines = report(capsys, tmp_path, tmp_path)
     assert code == 1
     assert any("driver gone" in text for text in fails(lines))
@@ -174,89 +170,33 @@ def test_torchvision_of_another_torch(error: Exception) -> None:
 # -- devices ------------------------------------------------------------------------------------------------------
 
 
-def test_torch_without_code_for_v100() -> None:
-    diagnosis = gpu_diagnosis("cuda:0", "Tesla V100-SXM2-32GB", 32 * GIB, (7, 0), WHEEL, "2.15.0")
-    assert diagnosis.level == "FAIL"
-    assert "torch==2.10.0" in diagnosis.text
-    assert "torchvision==0.25.0" in diagnosis.text
-
-
 @pytest.mark.parametrize(
-    ("capability", "built", "level"),
+    ("driver", "hidden", "build", "level", "part"),
     [
-        ((7, 0), ["sm_70", "sm_80"], "ok"),
-        ((9, 0), WHEEL, "ok"),
-        ((8, 9), WHEEL, "ok"),  # runs machine code of 8.6
-        ((12, 1), ["sm_90", "compute_90"], "ok"),  # PTX of an older GPU
-        ((12, 1), ["sm_90"], "FAIL"),
-        ((8, 0), ["sm_75", "sm_86"], "FAIL"),
-        ((7, 5), ["sm_80", "compute_80"], "FAIL"),  # neither is for older GPUs
-        ((12, 0), ["sm_90a", "compute_90a"], "FAIL"),  # `a` code runs on 9.0 alone
-        ((9, 0), ["sm_90a"], "ok"),
-        ((10, 3), ["sm_100f"], "ok"),  # `f` code runs on its family
-        ((6, 1), WHEEL, "FAIL"),
-        ((9, 0), [], "FAIL"),
-        ((9, 0), ["gfx90a"], "ok"),
-    ],
-)
-def test_code_for_gpu(capability: tuple[int, int], built: list[str], level: str) -> None:
-    assert gpu_diagnosis("cuda:0", "GPU", 80 * GIB, capability, built, "2.15.0").level == level
-
-
-@pytest.mark.parametrize(
-    ("gpus", "cuda_build", "hidden", "level", "words"),
-    [
-        ([], "13.2", None, "note", "no NVIDIA GPU"),
-        (["H100"], "13.2", None, "FAIL", "update the NVIDIA driver"),
-        (["H100"], None, None, "FAIL", "built without CUDA"),
-        (["H100"], "13.2", "", "note", "CUDA_VISIBLE_DEVICES"),
-        (["Tesla V100"], "13.2", None, "FAIL", VOLTA_FIX),
-        (["Tesla V100"], "12.8", None, "FAIL", "update the NVIDIA driver"),
+        (False, None, "13.0", "note", "no NVIDIA GPU found: runs use the CPU"),
+        (True, "", "13.0", "note", "hidden by CUDA_VISIBLE_DEVICES=''"),
+        (True, None, None, "FAIL", "this torch was built without CUDA"),
+        (True, "0", "13.0", "FAIL", "torch for CUDA 13.0 cannot use it driver too old; install a torch"),
     ],
 )
 def test_gpu_that_torch_does_not_find(
-    gpus: list[str], cuda_build: str | None, hidden: str | None, level: str, words: str
+    monkeypatch: pytest.MonkeyPatch, driver: bool, hidden: str | None, build: str | None, level: str, part: str
 ) -> None:
-    [diagnosis] = unused_gpu_diagnoses(gpus, cuda_build, hidden, "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    diagnosis = no_gpu_diagnosis(driver, build, "driver too old")
     assert diagnosis.level == level
-    assert words in diagnosis.text
+    assert part in diagnosis.text
 
 
-def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devices, "DRIVER", tmp_path / "gpus")
-    assert visible_gpus() == []
-    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text(
-        "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 1\n"
-    )
-    assert visible_gpus() == ["NVIDIA A100-PCIE-40GB"]
-
-
-def test_precisions() -> None:
-    found = precision_diagnoses("cuda:0", ["16-mixed"], attempt=lambda device, precision: None)
-    assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
-    assert found[0].text.endswith("64-true; half precision in hardware: 16-mixed")
-    assert "no bf16" in found[1].text
-    found = precision_diagnoses(
-        "cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None
-    )
-    assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
-    found = precision_diagnoses("cuda:0", attempt=lambda device, precision: "no kernel image")
-    assert [diagnosis.level for diagnosis in found] == ["FAIL", "note", "note", "note"]
-
-
-@pytest.mark.parametrize(
-    ("card", "capability", "halves"),
-    [
-        ("P100", (6, 0), []),
-        ("V100", (7, 0), ["16-mixed"]),
-        ("T4", (7, 5), ["16-mixed"]),
-        ("A100", (8, 0), ["bf16-mixed", "16-mixed"]),
-        ("H100", (9, 0), ["bf16-mixed", "16-mixed"]),
-    ],
-)
-def test_half_precisions_of_a_card(card: str, capability: tuple[int, int], halves: list[str]) -> None:
-    assert gpu_halves(capability) == halves
+def test_a_card_without_code_in_torch_and_one_that_emulates_bf16() -> None:
+    every = precision_diagnoses("cuda:0", (7, 0), lambda device, precision: "no kernel image is available")
+    assert {diagnosis.level for diagnosis in every} == {"FAIL", "note"}
+    assert "torch==2.10.0" in every[0].text
+    works, slow = precision_diagnoses("cuda:0", (7, 0), lambda device, precision: None)
+    assert works.text == "--precision that works: 32-true, bf16-mixed, 16-mixed, 64-true"
+    assert "emulates bf16" in slow.text
 
 
 # -- data ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.boards.cli import BOARD_NAMES
+from bench.api.boards import BOARD_NAMES
 from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.results.render import FORMATS, markdown
 from bench.store.store import Store
@@ -203,7 +203,7 @@ def test_a_file_without_markers_stays_unchanged(cli, filled, tmp_path, content):
     [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
 )
 def test_an_unwritable_report_is_refused_first(cli, filled, out, says, monkeypatch):
-    monkeypatch.setattr("bench.boards.cli.requested", lambda args: pytest.fail("the store was read"))
+    monkeypatch.setattr("bench.api.boards.requested", lambda args: pytest.fail("the store was read"))
     answer = cli("report", "-o", out)
     assert answer.code == 2
     assert says in answer.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.commands.quickstart
+import bench.api.introduction
 from bench.cli.commands import parse
 from bench.results.table import Board, Table
 from bench.store.store import Store
@@ -16,7 +16,7 @@ from tests.test_cli import fails
 @pytest.fixture(autouse=True)
 def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench.commands.quickstart, "STEPS", 10)
+    monkeypatch.setattr(bench.api.introduction, "STEPS", 10)
 
 
 def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
     found = json.loads(first.out)
     (table,) = found["boards"][0]["tables"]
     assert first.code == 0
-    assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.commands.quickstart.OPTS, 7)
+    assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.api.introduction.OPTS, 7)
     assert [row["verdict"] for row in table["rows"]].count("reference") == 1
     assert "sign tests over 7 seeds" in found["said"][0]
     assert "without tuning" in found["said"][1]
@@ -43,7 +43,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
 
 
 def test_the_proposed_next_commands_are_right() -> None:
-    for command, _ in bench.commands.quickstart.NEXT:
+    for command, _ in bench.api.introduction.NEXT:
         program, name, *words = shlex.split(command)
         assert program == "bench"
         parse(name, words)
@@ -66,4 +66,4 @@ def test_a_plot_that_cannot_be_written_is_refused_before_training(cli, store: Pa
 )
 def test_the_verdict_in_words(verdicts: dict[str, str], said: str) -> None:
     rows = [{"opt": opt, "verdict": verdict} for opt, verdict in verdicts.items()]
-    assert said in bench.commands.quickstart._said(Board("quality", "", [Table("", [], rows)]))
+    assert said in bench.api.introduction._said(Board("quality", "", [Table("", [], rows)]))

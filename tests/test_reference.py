@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.commands.verify import judge
+from bench.api.verification import judge
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import word_of

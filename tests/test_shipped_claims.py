@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.papers.cli import results_folder
+from bench.api.papers import results_folder
 from bench.papers.reproduction import CORRECTION
 from bench.papers.shipped import OURS, by_experiment, read, summary
 from bench.text import in_markdown

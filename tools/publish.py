@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import NamedTuple
 
+from bench.api.papers import results_folder
 from bench.boards.collect import Collected, collect
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
@@ -29,7 +30,6 @@ from bench.config.tuned import read_tuned
 from bench.config.values import place
 from bench.output import write
 from bench.papers import shipped
-from bench.papers.cli import results_folder
 from bench.plots.curves import curves
 from bench.plots.panels import Figure
 from bench.results.render import markdown_table

@@ -63,7 +63,7 @@ def quickstart(
     from bench.api.training import training
 
     with training(progress):
-        from bench.commands.quickstart import quickstart
+        from bench.api.introduction import quickstart
 
         return quickstart(path_of("out", out) or Path(), places_of(data, store), progress=progress)
 
@@ -463,7 +463,7 @@ def leaderboard(
         UserError: a name is unknown, versions are mixed, or there is nothing to show.
     """
     with session(progress=progress):
-        from bench.boards import cli as boards
+        from bench.api import boards
 
         file = path_of("out", out)
         kind = boards.format_of_boards(file, format)
@@ -480,7 +480,7 @@ def _chosen(
     target: Any,
 ) -> Any:  # fmt: skip
     """The entries of the stored runs that a call selects."""
-    from bench.boards import cli as boards
+    from bench.api import boards
 
     check_switches(no_reference=no_reference, mixed_versions=mixed)
     if which not in ("best", "tuned", "default", "all"):
@@ -523,12 +523,12 @@ def report(
         UserError: as for `leaderboard`, or the page cannot be written.
     """
     with session(progress=progress):
-        from bench.plots import cli as plots
+        from bench.api import charts
 
         chosen = partial(
             _chosen, task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target
         )
-        return plots.report(chosen, path_of("out", out) or Path())
+        return charts.report(chosen, path_of("out", out) or Path())
 
 
 @documented
@@ -579,14 +579,14 @@ def plot(
     """
     check_switches(no_caption=no_caption)
     with session(progress=progress):
-        from bench.plots import cli as plots
+        from bench.api import charts
 
         if command is not None and out is None:
             raise UserError(f"--out is missing; write bench plot {chart} -o {chart}.pdf (or .png, .svg, .html)")
         chosen = partial(
             _chosen, task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target
         )
-        return plots.plot(chosen, chart, path_of("out", out), y, x, caption=not no_caption)
+        return charts.plot(chosen, chart, path_of("out", out), y, x, caption=not no_caption)
 
 
 @documented
@@ -637,7 +637,7 @@ def check(
     if limit is not None and not 0 < limit < float("inf"):
         raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
     with session(progress=progress):
-        from bench.check import cli as kit
+        from bench.api import checking as kit
 
         if list:
             return kit.listed()
@@ -698,7 +698,7 @@ def reproduce(
     from bench.api.training import training
 
     with training(progress):
-        from bench.papers import cli as papers
+        from bench.api import papers
 
         folder = path_of("out", out)
         if claims:
@@ -736,7 +736,7 @@ def list_(
     Raises:
         UserError: a store or a name does not exist.
     """
-    from bench.commands import inspect
+    from bench.api import listing
 
     filters = {"task": task, "opt": opt, "status": status}
     chosen = {name: names_of(name, value) for name, value in filters.items()}
@@ -747,8 +747,8 @@ def list_(
         raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")
     with session():
         if what == "runs":
-            return inspect.runs(folders_of(store), **chosen, since=since, every=all, limit=number("limit", limit, 1))
-        return inspect.studies(folders_of(store)) if what == "studies" else inspect.names(what)
+            return listing.runs(folders_of(store), **chosen, since=since, every=all, limit=number("limit", limit, 1))
+        return listing.studies(folders_of(store)) if what == "studies" else listing.names(what)
 
 
 @documented
@@ -766,10 +766,10 @@ def show(
     Raises:
         UserError: there is nothing of this name.
     """
-    from bench.commands import inspect
+    from bench.api import listing
 
     with session():
-        return inspect.show(name, folders_of(store))
+        return listing.show(name, folders_of(store))
 
 
 @documented
@@ -790,10 +790,10 @@ def sql(
     Raises:
         UserError: the statement is invalid.
     """
-    from bench.browse import cli as browse
+    from bench.api import stores
 
     with session():
-        return browse.sql(query, folders_of(store), path_of("out", out), format, reference=not no_reference)
+        return stores.sql(query, folders_of(store), path_of("out", out), format, reference=not no_reference)
 
 
 def load(store: p.Stores = None) -> "Runs":
@@ -875,12 +875,12 @@ def merge(*folders: Annotated[p.Place, word("Stores, which are only read, and la
     Raises:
         UserError: there are fewer than two folders, or a store does not exist.
     """
-    from bench.browse import cli as browse
+    from bench.api import stores
 
     if len(folders) < 2:
         raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
     *sources, destination = [path for each in folders if (path := path_of("store", each)) is not None]
-    return browse.merge(sources, destination)
+    return stores.merge(sources, destination)
 
 
 @documented
@@ -906,7 +906,7 @@ def verify(
     from bench.api.training import training
 
     with training(progress):
-        from bench.commands.verify import verify
+        from bench.api.verification import verify
 
         return verify(
             path_of("path", path), number("runs", runs, 1), number("seed", seed, 0), names_of("task", task),

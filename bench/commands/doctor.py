@@ -2,6 +2,8 @@
 
 import fcntl
 import importlib
+import math
+import os
 import platform
 import shutil
 import tempfile
@@ -10,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from bench.commands.diagnosis import Diagnosis
+from bench.config.run_config import Precision
 from bench.errors import first_line
+from bench.machine import cpu_name
 from bench.output import Answer
+from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
 
@@ -36,10 +40,20 @@ COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text",
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
+VOLTA_FIX = 'for a V100 pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for it)'
+DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+class Diagnosis(NamedTuple):
+    """What was examined, and whether it works: a `FAIL` says how to mend it, a `note` prevents nothing."""
+
+    level: Literal["ok", "note", "FAIL"]
+    subject: str
+    text: str
+
+
 def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
     """Check this machine, its data and its store, section by section."""
-    from bench.commands.devices import device_diagnoses
-
     failed = False
     sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
         ("versions", lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed)),
@@ -132,6 +146,98 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+# -- devices ------------------------------------------------------------------------------------------------------
+
+
+def device_diagnoses() -> list[Diagnosis]:
+    """Processor and GPUs: their names, and which precisions work on them."""
+    import torch
+
+    name = cpu_name() or platform.machine()
+    threads = f"{torch.get_num_threads()} torch threads, {WAIT_POLICY} {os.environ.get(WAIT_POLICY, 'unset')}"
+    found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {threads}"), *precision_diagnoses("cpu")]
+    with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+    for i, gpu in enumerate(gpus):
+        what = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
+        found += [Diagnosis("ok", f"cuda:{i}", what), *precision_diagnoses(f"cuda:{i}", (gpu.major, gpu.minor))]
+    if not gpus:
+        found.append(no_gpu_diagnosis(DRIVER.exists(), torch.version.cuda, " ".join(str(w.message) for w in caught)))
+    if torch.backends.mps.is_available():
+        found += precision_diagnoses("mps")
+    return found
+
+
+def no_gpu_diagnosis(driver: bool, cuda_build: str | None, reason: str) -> Diagnosis:
+    """The report if torch finds no CUDA device.
+
+    Args:
+        driver: whether there is an NVIDIA driver.
+        cuda_build: the CUDA version that torch was built with, or None.
+        reason: torch's warning, or empty.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not driver or (hidden is not None and hidden.strip() in ("", "-1")):
+        why = "no NVIDIA GPU found" if not driver else f"GPUs are hidden by CUDA_VISIBLE_DEVICES={hidden!r}"
+        return Diagnosis("note", "gpu", f"{why}: runs use the CPU")
+    why = "this torch was built without CUDA" if cuda_build is None else f"torch for CUDA {cuda_build} cannot use it"
+    fix = (
+        "install a torch for the CUDA version that nvidia-smi shows (see pytorch.org/get-started), or use --device cpu"
+    )
+    return Diagnosis("FAIL", "gpu", f"an NVIDIA GPU is there, but {why} {reason[:200]}; {fix}; {VOLTA_FIX}")
+
+
+def precision_diagnoses(
+    device: str,
+    capability: tuple[int, int] | None = None,
+    attempt: Callable[[str, str], str | None] | None = None,
+) -> list[Diagnosis]:
+    """Which precisions work on a device, by training a step in each.
+
+    Args:
+        device: such as `cuda:0`.
+        capability: compute capability of an NVIDIA GPU; before 8.0 torch emulates bf16.
+        attempt: trains a step on a device in a precision and returns the error, or None.
+    """
+    errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
+    works = [precision for precision, error in errors.items() if error is None]
+    found = [Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
+    if capability is not None and capability < (8, 0) and "bf16-mixed" in works:
+        found.append(Diagnosis("note", device, "torch emulates bf16 slowly here: use 16-mixed or 32-true"))
+    for precision, error in errors.items():
+        if error is not None:
+            level = "FAIL" if precision == "32-true" else "note"
+            fix = f"use {' or '.join(works)}" if works else f"use --device cpu, or {VOLTA_FIX}"
+            found.append(Diagnosis(level, device, f"--precision {precision} does not work ({error}); {fix}"))
+    return found
+
+
+def try_precision(device: str, precision: str) -> str | None:
+    """Train a step of attention on a device in a precision; the error, or None."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    kind, half = device.partition(":")[0], {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            layer = torch.nn.Linear(16, 16, device=device, dtype=dtype)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            scaler = torch.amp.GradScaler(kind, enabled=precision == "16-mixed")
+            with torch.autocast(kind, dtype=half, enabled=half is not None):
+                x_BNTH = layer(torch.ones(2, 1, 4, 16, device=device, dtype=dtype))
+                loss = scaled_dot_product_attention(x_BNTH, x_BNTH, x_BNTH).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return None if math.isfinite(loss.item() + layer.weight.sum().item()) else "the result is not finite"
+    except Exception as error:
+        return first_line(error)
 
 
 # -- data and store -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.boards.cli import Chosen
+from bench.api.boards import Chosen
 from bench.errors import UserError, check_known
 from bench.output import Answer, check_output, remark, write
 
