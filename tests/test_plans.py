@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections import Counter
-from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 import torch
 from distributed import LocalCluster
 
-import bench.execute.execute
 import bench.execute.here
+import bench.execute.worker
 import bench.train.runner
 from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
@@ -57,7 +56,7 @@ def test_extreme_values_reach_a_worker(here: Path, opt: str, value: dict[str, fl
 def test_a_worker_refuses_other_code(here: Path) -> None:
     (here / "mine.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
     job = json.loads(as_job([configs(here / "runs", opt="mine.py:Mine")]))
-    job["ids"][0][0] += "0"
+    job["rows"][0][0]["id"] += "0"
     with pytest.raises(UserError, match=r"a worker has other code of synthetic or mine\.py:Mine; repeat the command"):
         _configs_of(job, job["places"])
 
@@ -149,7 +148,8 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     words = (*SMALL, "--engine", "lanes", "--width", "4")
     assert cli(*words, "--store", here / "alone").code == 0
     if not shared:
-        monkeypatch.setattr(bench.execute.execute._Work, "_token", lambda work: nullcontext("not there"))
+        job = bench.execute.worker.as_job
+        monkeypatch.setattr(bench.execute.worker, "as_job", lambda *a, **more: job(*a, **more | {"token": "elsewhere"}))
     with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
         answer = cli(*words, "--cluster", cluster.scheduler_address)
     assert answer.code == 0, answer.err

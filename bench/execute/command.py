@@ -22,11 +22,7 @@ from bench.text import counted, options_text
 def dry_run(args: Args, configs: Sequence[RunConfig], about: Iterable[Mapping[str, Any]]) -> int:
     """Check the runs of a command, and print each with what distinguishes it; on standard error, how many are missing.
 
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        UserError: a run cannot be trained, or not with this engine.
+    The exit code is 0; it is a UserError if a run cannot be trained, or not with this engine.
     """
     check_all(configs)
     check_engine(args.engine, configs)
