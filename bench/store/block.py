@@ -64,12 +64,9 @@ class Block:
     def tables(self, run_id: str) -> dict[str, Columns]:
         """A run's tables by name; those of its results if the block has finished since it was read.
 
-        An unfinished block that was removed meanwhile has none.
-
         Raises:
             Damaged: a table cannot be read, or the curve of a finished run lacks rows for some steps.
         """
-        damaged = None
         try:
             if self.done:
                 return self._finished_tables(run_id)
@@ -77,15 +74,10 @@ class Block:
             if results_in(self.folder) is None:
                 return rows.tables(list(self.runs).index(run_id))
         except (Damaged, FileNotFoundError) as error:  # a part may have just been removed
-            damaged = error
+            if isinstance(error, Damaged) and results_in(self.folder) in (None, self.at):
+                raise
         block = read_block(self.folder)
-        if block is not None and block.runs.get(run_id) not in (None, self.runs[run_id]):
-            return block.tables(run_id)  # it was trained further or again since it was read
-        if isinstance(damaged, Damaged) and block is not None:
-            raise damaged
-        if self.done:
-            raise Damaged(self.folder, "it was removed while it was being read")
-        return {}
+        return {} if block is None or run_id not in block.runs else block.tables(run_id)
 
     def _finished_tables(self, run_id: str) -> dict[str, Columns]:
         tables = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}

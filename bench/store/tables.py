@@ -8,8 +8,8 @@ rows of each run: run_id, step, values, sorted by run and step.
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,14 +22,13 @@ from bench.store.load import Damaged, is_there
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
 TABLES = ("measurements", "curve")  # a column in both is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 ROW_GROUP = 10_000
-"""Rows of a row group, or one run if longer: a run of 1,000 steps is read in 3 ms; with 50,000 rows it takes 7."""
+"""Rows of a row group: queries skip those of other runs."""
 _PART = re.compile(r"part-([0-9]{12})\.npz")
 
 Columns = dict[str, "NDArray[np.float64]"]
@@ -160,55 +159,36 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 def read_parquet(path: Path, run_id: str) -> Columns:
     """A run's rows of a finished table; empty if there is none. `Damaged` if it cannot be read."""
-    import numpy as np
-
     state = is_there(path)
     if state is None:
         return {}
-    version = state.st_ino, state.st_size, state.st_mtime_ns
-    # pyarrow's `filters` would scan all row groups and take ten times as long.
-    groups = tuple(i for i, first, last in _row_groups(path, version) if first <= run_id <= last)
-    ids, rows = _rows(path, version, groups)
-    first, last = np.searchsorted(ids, run_id, "left"), np.searchsorted(ids, run_id, "right")
-    columns = {
-        name: values.to_numpy()
-        for name, values in zip(rows.column_names, rows.slice(first, last - first).columns, strict=True)
-    }
-    return {name: np.where(np.isfinite(values), values, np.nan).astype(float) for name, values in columns.items()}
+    columns, places = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
+    return {name: values[places.get(run_id, slice(0))].copy() for name, values in columns.items()}
 
 
-@lru_cache(maxsize=256)
-def _row_groups(path: Path, version: tuple[int, ...]) -> list[tuple[int, str, str]]:
-    """The row groups with their first and last run ids."""
-    with _opened(path) as file:
-        ids = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
-        return [(i, of.min, of.max) for i, of in enumerate(ids) if of is not None and of.has_min_max]
-
-
-@lru_cache(maxsize=4)  # boards read the runs of a block one by one
-def _rows(path: Path, version: tuple[int, ...], groups: tuple[int, ...]) -> "tuple[NDArray[np.str_], pa.Table]":
-    """The run ids of the rows of row groups, and the other columns."""
+@lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
+def _read(path: Path, version: tuple[int, ...]) -> tuple[Columns, dict[str, slice]]:
+    """The columns of a table, and the rows of each run."""
     import numpy as np
-
-    with _opened(path) as file:
-        rows = file.read_row_groups(groups, use_threads=False)
-    return np.array(rows["run_id"].to_pylist(), str), rows.drop(["run_id"])
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
-    """An open Parquet file with checked columns; every error while it is open becomes `Damaged`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            names = tuple(file.schema_arrow.names)
-            if names[:2] != ("run_id", "step") or (path.stem == "curve" and names[1:] != CURVE_FIELDS):
-                raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
-            yield file
+            table = file.read(use_threads=False)
+        names = table.column_names
+        if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
+            raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
+        ids = table["run_id"].unify_dictionaries().combine_chunks()
+        columns = {name: table[name].to_numpy().astype(np.float64) for name in names[1:]}
+        codes, known = ids.indices.to_numpy(), ids.dictionary.to_pylist()
     except (OSError, ValueError, TypeError, AttributeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
+    for values in columns.values():
+        values[~np.isfinite(values)] = np.nan
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    ends = [*starts[1:], len(codes)]
+    return columns, {known[codes[start]]: slice(start, end) for start, end in zip(starts, ends, strict=False)}
 
 
 def can_be_columns(names: Sequence[str]) -> bool:
