@@ -106,14 +106,6 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     ]
 
 
-@pytest.mark.deep
-def test_more_workers_than_runs(cli, here: Path) -> None:
-    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "5", "--device", "cpu")
-    answer = cli(*words, "--seeds", "1", "--workers", "2")
-    assert answer.code == 0, answer.err
-    assert "with one seed, so there is no interval" in answer.out
-
-
 DEADLY = """
 import os
 from torch.optim import SGD
@@ -212,23 +204,6 @@ def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     ]  # fmt: skip
     stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
-
-
-@pytest.mark.deep
-def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
-    answer = cli(*fragile(here, 0.2), "--engine", "lightning", "--workers", "2")
-    assert answer.code == 1
-    stored = {run.config["opt_options"]["lr"]: run for run in Store(here / "runs").runs()}
-    assert {lr: run.status for lr, run in stored.items()} == {
-        0.1: "completed",
-        0.2: "failed",
-        0.4: "completed",
-        0.8: "completed",
-    }
-    last = answer.err.splitlines()[-1]
-    assert last.startswith(f"bench: error: run {stored[0.2].run_id} failed: ")
-    assert "this step is too long" in last
-    assert len(answer.out.splitlines()[2:5]) == 3
 
 
 def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:

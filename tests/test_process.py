@@ -183,17 +183,3 @@ def test_a_signal_during_imports_ends_a_program_that_nobody_reads(tmp_path: Path
     finally:
         os.close(writer)
     assert done.returncode == 130
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
-    code = (
-        "import signal; from bench import process; process.begin()\n"
-        "class Weak: pass\n"
-        "import weakref; it = Weak()\n"
-        f"ref = weakref.ref(it, lambda ref: signal.raise_signal(signal.{name}))\n"
-        "del it\n"
-        "print('went on')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")

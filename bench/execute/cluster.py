@@ -22,7 +22,7 @@ from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
-from bench.store.files import making, remove
+from bench.store.files import making, remove, replacing
 from bench.store.store import Store
 from bench.store.writer import new_results
 from bench.text import counted
@@ -316,7 +316,8 @@ def _trained(block: Block, future: Any) -> bool:
     for name, contents in files.items():
         with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
             for file, content in contents.items():
-                (out / file).write_bytes(content)
+                with replacing(out / file) as temporary:
+                    temporary.write_bytes(content)
     return ended
 
 
