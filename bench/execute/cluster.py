@@ -46,10 +46,7 @@ def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[
     """The environment of each worker on this machine: the GPUs that a run needs, or a share of the processors.
 
     `auto` is one worker for each set of GPUs that a run needs, or on a CPU one for each processor; there are no more
-    workers than runs, if their number is known.
-
-    Raises:
-        UserError: the number is invalid, or there are too few GPUs.
+    workers than runs, if their number is known. UserError if the number is invalid, or there are too few GPUs.
     """
     ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
@@ -96,9 +93,6 @@ class Crew(AbstractContextManager["Crew"]):
         measured: measurements of the best number of lanes.
         trained: runs so far, for a budget.
         has_trained: whether it has been given runs before.
-
-    Raises:
-        UserError: there are too few devices.
     """
 
     def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
@@ -154,11 +148,7 @@ class Crew(AbstractContextManager["Crew"]):
         return int(self._workers[0]["OMP_NUM_THREADS"]) if self._workers else 1
 
     def start(self) -> None:
-        """Connect to the cluster, or start it; does nothing the second time.
-
-        Raises:
-            UserError: there is no such cluster, or it has no workers.
-        """
+        """Connect to the cluster, or start it; does nothing the second time. UserError if it has no workers."""
         if self._client is None:
             import dask
 
@@ -238,11 +228,7 @@ class Crew(AbstractContextManager["Crew"]):
     def choose(
         self, groups: Sequence[Sequence[RunConfig]], effort: Effort, progress: SweepProgress, stop: StopRequest
     ) -> list[Choice]:
-        """How groups of runs are executed, the largest first (`Choices`); arbitrary after a stop request.
-
-        Raises:
-            UserError: a run cannot be trained.
-        """
+        """How groups of runs are executed, the largest first (`Choices`); arbitrary after a stop request."""
         if self.is_here:
             from bench.execute.choice import Choices
 

@@ -14,12 +14,8 @@ from bench.train.stop import StopRequest
 def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, tuned_by: TunedBy | None) -> bool:
     """Train a block for a purpose (`RunResult.plan`); False if a signal asked to stop.
 
-    Raises:
-        RunBusy: another process trains some of the runs.
-        RunBroke: it failed.
-        UserError: it cannot be trained.
-        RunFailed: the disk is full or gone.
-        Exception: memory is short (`bench.train.memory.ran_out`).
+    RunBusy if another process trains some of the runs, RunBroke if it failed; other errors end the command, but for
+    lack of memory (`bench.train.memory.ran_out`).
     """
     keep_freed_memory()
     if block.lanes:

@@ -62,11 +62,7 @@ class Block:
         return self.at != self.folder
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name; those of its results if the block has finished since it was read.
-
-        Raises:
-            Damaged: a table cannot be read, or the curve of a finished run lacks rows for some steps.
-        """
+        """A run's tables by name, also if the block has finished since it was read; `Damaged` if one is not whole."""
         try:
             if self.done:
                 return self._finished_tables(run_id)
@@ -88,11 +84,7 @@ class Block:
 
 
 def read_block(folder: Path) -> Block | None:
-    """The content of a block's folder; None if there is nothing in it, as before training.
-
-    Raises:
-        Damaged: it has results without records, or its records cannot be read.
-    """
+    """The content of a block's folder; None if there is nothing in it, `Damaged` if its records cannot be read."""
     with suppress(FileNotFoundError):
         return _block(folder, folder / DONE)
     busy = is_locked(folder)  # before the rest: a process that has ended meanwhile has left its results
@@ -118,12 +110,7 @@ def results_in(folder: Path) -> Path | None:
 
 
 def _block(folder: Path, at: Path, *, busy: bool = False) -> Block:
-    """The block with the records in `at`, its results or the block itself.
-
-    Raises:
-        FileNotFoundError: there are no records.
-        Damaged: its records are invalid, or do not match its name or their place.
-    """
+    """The block with the records in `at`, its results or the block itself; FileNotFoundError without records."""
     path = at / RUNS
     lines = read_bytes(path).splitlines()
     runs = {run.run_id: run for run in (parse_record(line, path) for line in lines)}

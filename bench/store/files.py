@@ -52,12 +52,7 @@ def write_json(path: Path, value: Any, **options: Any) -> None:
 
 @contextmanager
 def disk_errors(store: Path, todo: str = "") -> Iterator[None]:
-    """Convert disk errors into one line for the user.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-        UserError: it is read-only or gone, and `todo` says what to do.
-    """
+    """Convert disk errors into one line for the user: RunFailed, or UserError if `todo` says what to do."""
     try:
         yield
     except OSError as error:

@@ -34,12 +34,7 @@ def is_there(path: Path) -> os.stat_result | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        FileNotFoundError: it does not exist, or is a link.
-        Damaged: it cannot be read.
-    """
+    """The content of a regular file; FileNotFoundError if there is none, `Damaged` if it cannot be read."""
     if is_there(path) is None:
         raise FileNotFoundError(path)
     try:
@@ -56,11 +51,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def parse(text: bytes, kind: type[T], path: Path) -> T:
-    """JSON as a value of a type.
-
-    Raises:
-        Damaged: it is invalid.
-    """
+    """JSON as a value of a type; `Damaged` if it is invalid."""
     try:
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
@@ -70,11 +61,7 @@ def parse(text: bytes, kind: type[T], path: Path) -> T:
 
 
 def parse_record(text: bytes, path: Path) -> RunResult:
-    """A line as the record of a run.
-
-    Raises:
-        Damaged: it is invalid, or its id is not the hash of its identity.
-    """
+    """A line as the record of a run; `Damaged` if it is invalid, or its id is not the hash of its identity."""
     run = parse(text, RunResult, path)
     if not all({"step", "train_s"} <= row.keys() for row in run.validations):
         raise Damaged(path, f"{run.run_id}: an evaluation lacks its step or seconds")
@@ -84,10 +71,5 @@ def parse_record(text: bytes, path: Path) -> RunResult:
 
 
 def read(path: Path, kind: type[T]) -> T:
-    """A JSON file as a value of a type.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        Damaged: it is invalid.
-    """
+    """A JSON file as a value of a type; FileNotFoundError if there is none, `Damaged` if it is invalid."""
     return parse(read_bytes(path), kind, path)

@@ -24,10 +24,7 @@ _held: set[tuple[int, int] | None] = set()
 class Lock:
     """The lock of a block's folder, which is created if needed, until `release`.
 
-    Raises:
-        RunBusy: another process holds it, or this one.
-        UserError: the file system has no locks.
-        OSError: the file cannot be created.
+    If it is taken, also by this process, it raises `busy`; UserError if the file system has no locks.
     """
 
     def __init__(self, folder: Path, busy: RunBusy) -> None:

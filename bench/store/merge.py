@@ -50,9 +50,7 @@ class Merged:
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
     """Copy the content of stores, which are only read, into another one, whose finished runs stay.
 
-    Raises:
-        UserError: a source is not a store, or the destination cannot be written.
-        RunFailed: the disk is full.
+    It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
     """
     for source in sources:
         if not source.is_dir():

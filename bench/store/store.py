@@ -68,11 +68,7 @@ class Store:
         return None if block is None else block.runs[run_id]
 
     def result_of(self, config: RunConfig) -> RunResult | None:
-        """The run of this configuration, if it is stored and finished; training code is not imported.
-
-        Raises:
-            UserError: the stored run has other settings, or the device does not exist.
-        """
+        """The run of this configuration, if it is stored and finished; UserError if that has other settings."""
         config = on_device(config)
         result = self.finished_all([config.run_id]).get(config.run_id)
         if result is not None and result.identity != config.identity:
@@ -92,11 +88,7 @@ class Store:
         return self.folder / run_id if block is None else block.folder
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """The run's tables by name; none for a missing run.
-
-        Raises:
-            UserError: a table is damaged.
-        """
+        """The run's tables by name; none for a missing run, UserError if one is damaged."""
         block = self.find_all([run_id]).get(run_id)
         return {} if block is None else tables_of(block, run_id)
 
@@ -114,11 +106,7 @@ class Store:
                 remove_state(folder)
 
     def refuse_unwritable(self) -> None:
-        """Check that runs can be stored, without leaving a trace.
-
-        Raises:
-            UserError: the folder cannot be created or written.
-        """
+        """Check that runs can be stored, without leaving a trace; UserError if not."""
         with making(self.folder), TemporaryFile(dir=existing(self.folder)):
             pass
 

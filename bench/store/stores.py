@@ -99,11 +99,7 @@ class Stores:
     def refuse_unknown(
         self, tasks: Sequence[str] | None, opts: Sequence[str] | None, runs: Sequence[RunResult]
     ) -> None:
-        """Check names of tasks and optimizers.
-
-        Raises:
-            UserError: none of these runs has one of them.
-        """
+        """Check names of tasks and optimizers: UserError if none of these runs has one of them."""
         for kind, names, key in (("task", tasks, "task"), ("optimizer", opts, "opt")):
             known = sorted({name for run in runs for name in run.names[key]})
             for name in names or ():
@@ -124,12 +120,8 @@ class Stores:
     @cached_property
     def studies(self) -> list[StudyRecord]:
         """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
-        heaviest: dict[str, StudyRecord] = {}
-        for record in sorted(
-            (record for record in self._reports if isinstance(record, StudyRecord)), key=lambda record: record.weight
-        ):
-            heaviest[record.subject] = record
-        return sorted(heaviest.values(), key=lambda record: (record.name, record.subject))
+        studies = sorted((r for r in self._reports if isinstance(r, StudyRecord)), key=lambda study: study.weight)
+        return sorted({study.subject: study for study in studies}.values(), key=lambda study: study.subject)
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
