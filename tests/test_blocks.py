@@ -4,7 +4,6 @@ import errno
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,17 +150,6 @@ def test_lanes_that_measure_nothing_or_end_at_once(kept):
     assert kept.tables("a").keys() == {"curve"}
     assert all(len(column) == 0 for column in kept.tables("a")["curve"].values())
     assert kept.contents().damaged == []
-
-
-def test_a_curve_reads_the_same_while_and_after_the_run(kept):
-    writer = kept.begin(begun())
-    train(writer)
-    writer.flush()
-    growing = {run_id: kept.tables(run_id) for run_id in IDS}
-    writer.end(results())
-    for run_id, tables in growing.items():
-        rows = {name: len(columns["step"]) for name, columns in kept.tables(run_id).items()}
-        assert same(kept.tables(run_id), {n: {k: v[: rows[n]] for k, v in own.items()} for n, own in tables.items()})
 
 
 @pytest.mark.parametrize("while_reading", [False, True], ids=["before it is read", "while it is read"])
@@ -315,18 +303,6 @@ def test_a_damaged_table_is_named(kept, name, content):
         kept.tables("a")
 
 
-def test_no_flipped_bit_of_a_value_goes_unnoticed(kept):
-    path = make_block(kept).folder / "done/curve.parquet"
-    intact = path.read_bytes()
-    length = int.from_bytes(intact[-8:-4], "little")
-    for place in range(4, len(intact) - length - 8, 7):
-        text = bytearray(intact)
-        text[place] ^= 1
-        path.write_bytes(text)
-        with suppress(UserError):
-            assert same(kept.tables("b"), expected("b"))
-
-
 @pytest.mark.parametrize("content", [b"", b"[]\n", b'{"b": ', b"\xff"])
 def test_an_attempt_without_a_request_is_named_and_started_again(kept, content):
     left = interrupted(kept)
@@ -353,12 +329,6 @@ def test_a_store_that_may_only_be_read(kept, monkeypatch):
         kept.begin(begun(), again=True)
     assert all_there(kept)
     assert len(list(kept.runs())) == 3
-
-
-def test_a_store_below_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write to the store .*: Not a directory"):
-        Store(tmp_path / "file" / "runs").begin(begun())
 
 
 # -- a store that changes during a run ------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 import errno
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -209,16 +207,6 @@ def test_running_attempts_are_left_alone(cli, source, tmp_path):
     assert list(seen(tmp_path / "dest")) == list("abcd")
     folder.drop()
     block.drop()
-
-
-@pytest.mark.deep
-def test_several_processes_merge_at_a_time(cli, source, tmp_path):
-    merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]
-    processes = [subprocess.Popen(merger, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
-    answers = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 3, answers
-    assert same(source, tmp_path / "dest")
-    assert no_trace(tmp_path / "dest")
 
 
 # -- writing breaks ---------------------------------------------------------------------------------------

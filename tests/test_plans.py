@@ -18,12 +18,12 @@ import bench.train.runner
 from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
 from bench.execute import Effort
-from bench.execute.blocks import Block, Choice
+from bench.execute.blocks import Choice
 from bench.execute.choice import Choices
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.execute.worker import _configs_of, as_job
-from bench.progress import Advance, RunInPlan, SweepProgress
+from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.stop import StopRequest
@@ -80,30 +80,6 @@ def test_an_interrupted_command_repeats_its_blocks(cli, here: Path, monkeypatch:
 
 
 # -- single runs and workers ------------------------------------------------------------------------------------------
-
-
-def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, str]] = []
-
-    def add(self: SweepProgress, worker: int, made: Advance) -> None:
-        added(self, worker, made)
-        shown.append((made.steps, self.workers()[0]))
-
-    added = SweepProgress.add
-    monkeypatch.setattr(SweepProgress, "add", add)
-    monkeypatch.setattr(RunInPlan, "TOLD_SECONDS", 0)
-    progress = SweepProgress("", "min", enabled=False)
-    progress.processes = 2
-    config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
-    assert bench.execute.here.train(Block([[config]], lanes=False), StopRequest(), progress, "p", None)
-    assert shown == [
-        (0, "1 in training, 0%"),
-        (1, "1 in training, 25%"),
-        (1, "1 in training, 50%"),
-        (1, "1 in training, 75%"),
-        (1, "1 in training, 100%"),
-        (0, "waits"),
-    ]
 
 
 DEADLY = """
@@ -211,18 +187,6 @@ def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) 
     assert answer.code == 1
     assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 failed, the last with: run synthetic-")
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("engine", ["lightning", "lanes"])
-def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_tried(cli, here: Path, engine: str) -> None:
-    words = fragile(here, 0.2)
-    words = (*words[: words.index("--seeds")], "--seeds", "4", *words[words.index("--seeds") + 2 :])
-    for _ in range(2):  # the same command again
-        answer = cli(*words, "--engine", engine, *(["--width", "1"] if engine == "lanes" else []))
-        assert answer.code == 1
-        stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
-        assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
 
 
 def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

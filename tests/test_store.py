@@ -270,9 +270,3 @@ def test_values_that_are_not_finite_read_as_none(kept):
     assert read_curve(kept.folder / "a") == rows
     writer.end([record("a")])
     assert read_curve(kept.folder / "a") == rows
-
-
-def test_a_curve_without_steps_is_empty(kept):
-    add_run(kept.folder, "a", ())
-    assert read_curve(kept.folder / "a") == []
-    assert read_curve(kept.folder / "nothing") == []

@@ -126,8 +126,9 @@ class Crew(AbstractContextManager["Crew"]):
                     with suppress(ProcessLookupError, TypeError):
                         os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
             with suppress(Exception):
-                client.unsubscribe_topic("all")
-                client.close(timeout=5)
+                if client is not None:
+                    client.unsubscribe_topic("all")
+                    client.close(timeout=5)
                 if local is not None:
                     local.close(timeout=5)
             spawn.get_preparation_data = _usual_preparation
