@@ -13,7 +13,6 @@ import pytest
 
 import bench.store.block
 import bench.store.files
-import bench.store.tables
 import bench.store.writer
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.record import RunResult
@@ -108,9 +107,7 @@ def no_leftovers(folder: Path) -> bool:
 # -- finished blocks ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row_group", [1, 12, 10_000])  # a lane, two lanes, all lanes together
-def test_runs_of_a_block_are_read_one_by_one(kept, monkeypatch, row_group):
-    monkeypatch.setattr(bench.store.tables, "ROW_GROUP", row_group)
+def test_runs_of_a_block_are_read_one_by_one(kept):
     writer = make_block(kept)
     assert [run.run_id for run in kept.runs()] == sorted(IDS)
     for result in results():

@@ -1,4 +1,4 @@
-"""The only loader of a store's data: types are checked, nothing named in the data is imported, links are ignored."""
+"""The only loader of a store: types are checked, nothing named in the data is imported, linked files are not read."""
 
 import json
 import os

@@ -5,6 +5,7 @@ A store is data: readers write nothing, lock nothing, and import no code that it
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -52,8 +53,9 @@ class Store:
 
     def find_copies(self, run_ids: Iterable[str]) -> dict[str, list[Block]]:
         """The blocks that contain runs, by run id, as in `Contents.blocks`; without missing runs."""
-        wanted = {*run_ids}
-        names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []  # noqa: PTH208 - five times as fast
+        wanted, names = {*run_ids}, list[str]()
+        with suppress(OSError):
+            names = sorted(os.listdir(self.folder))  # noqa: PTH208 - five times as fast
         folders = [self.folder / name for name in names if not wanted.isdisjoint(ids_in(self.folder / name))]
         copies = _by_run(block for folder in folders if (block := readable(folder)) is not None)
         return {run_id: blocks for run_id, blocks in copies.items() if run_id in wanted}
