@@ -77,59 +77,59 @@ class RunResult:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    run_id: RunId  #: `task-opt-hash`
-    config: Config  #: the resolved configuration
-    status: Status = "running"  #: how it ended; `running` during training
-    reason: str | None = None  #: one sentence on the status
-    identity: Json = field(default_factory=dict)  #: what is hashed into `run_id` (`RunConfig.identity`), if known
-    #: Settings, in dotted form, that define its problem: the budget, and options beyond the task's defaults.
+    run_id: RunId  # `task-opt-hash`
+    config: Config  # the resolved configuration
+    status: Status = "running"  # how it ended; `running` during training
+    reason: str | None = None  # one sentence on the status
+    identity: Json = field(default_factory=dict)  # what is hashed into `run_id` (`RunConfig.identity`), if known
+    # Settings, in dotted form, that define its problem: the budget, and options beyond the task's defaults.
     problem: Json = field(default_factory=dict)
-    #: Settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
+    # Settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
     chosen: Json = field(default_factory=dict)
-    versions: Facts = field(default_factory=dict)  #: of the suite, its libraries, and the specs
-    metric: str = ""  #: the name of the compared metric (`accuracy`)
-    split: str = ""  #: the split of that metric (`test`)
-    #: The split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if unknown.
+    versions: Facts = field(default_factory=dict)  # of the suite, its libraries, and the specs
+    metric: str = ""  # the name of the compared metric (`accuracy`)
+    split: str = ""  # the split of that metric (`test`)
+    # The split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if unknown.
     select_split: str = ""
-    mode: Mode = "min"  #: whether the metric is better when smaller (`min`) or larger (`max`)
-    scale: Literal["", "linear", "log"] = ""  #: scale of comparisons (`TaskSpec.scale`); empty if unknown
-    target: float | None = None  #: target value of the metric on the selection split
-    measures: bool = False  #: whether the task has measurements
-    formula: str = ""  #: the optimizer's update rule in one line
-    traits: list[str] = field(default_factory=list)  #: the optimizer's (`optimizers.registry.Traits`)
-    final: float | None = None  #: the metric at the last step
-    best: float | None = None  #: the metric at the best step on the selection split
-    best_step: Count | None = None  #: that step
-    #: All values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
+    mode: Mode = "min"  # whether the metric is better when smaller (`min`) or larger (`max`)
+    scale: Literal["", "linear", "log"] = ""  # scale of comparisons (`TaskSpec.scale`); empty if unknown
+    target: float | None = None  # target value of the metric on the selection split
+    measures: bool = False  # whether the task has measurements
+    formula: str = ""  # the optimizer's update rule in one line
+    traits: list[str] = field(default_factory=list)  # the optimizer's (`optimizers.registry.Traits`)
+    final: float | None = None  # the metric at the last step
+    best: float | None = None  # the metric at the best step on the selection split
+    best_step: Count | None = None  # that step
+    # All values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
     metrics: Metrics = field(default_factory=dict)
-    #: By evaluation: step, seconds of training, values on the selection split.
+    # By evaluation: step, seconds of training, values on the selection split.
     validations: list[Row] = field(default_factory=list)
-    steps: Count = 0  #: number of optimizer steps
-    skipped: Count = 0  #: steps that changed nothing: the gradient overflowed under a GradScaler
-    steps_to_target: Count | None = None  #: when the target was first reached
-    seconds_to_target: Seconds | None = None  #: the same in seconds
-    wall_s: Seconds = 0.0  #: seconds from first step to end, evaluation included
-    train_s: Seconds = 0.0  #: seconds without evaluation
-    #: Share of steps whose applied step was below the raw one.
+    steps: Count = 0  # number of optimizer steps
+    skipped: Count = 0  # steps that changed nothing: the gradient overflowed under a GradScaler
+    steps_to_target: Count | None = None  # when the target was first reached
+    seconds_to_target: Seconds | None = None  # the same in seconds
+    wall_s: Seconds = 0.0  # seconds from first step to end, evaluation included
+    train_s: Seconds = 0.0  # seconds without evaluation
+    # Share of steps whose applied step was below the raw one.
     cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    #: The step that alone made the gradient 0 (`bench.train.watch.SATURATING`).
+    # The step that alone made the gradient 0 (`bench.train.watch.SATURATING`).
     saturated_at: Count | None = None
-    step_of: str = ""  #: method and parameter roles of the curve's step sizes, if groups differ
-    #: The used part of the data, and the model if it is not the task's namesake; None for the whole task.
+    step_of: str = ""  # method and parameter roles of the curve's step sizes, if groups differ
+    # The used part of the data, and the model if it is not the task's namesake; None for the whole task.
     part: str | None = None
-    memory: dict[str, Count] = field(default_factory=dict)  #: peak bytes on host and device, of all lanes together
-    environment: Facts = field(default_factory=dict)  #: machine, devices, threads
-    facts: Json = field(default_factory=dict)  #: about the problem instance (`TaskData.facts`) and model (`Task.facts`)
-    #: `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
+    memory: dict[str, Count] = field(default_factory=dict)  # peak bytes on host and device, of all lanes together
+    environment: Facts = field(default_factory=dict)  # machine, devices, threads
+    facts: Json = field(default_factory=dict)  # about the problem instance (`TaskData.facts`) and model (`Task.facts`)
+    # `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
     engine: str = "lightning"
-    unscheduled: bool = False  #: whether a requested schedule was ignored, since the optimizer needs none
-    tuned_by: str | None = None  #: the study of its hyperparameters (`--tuned`)
-    tuned_on: str | None = None  #: the selection split of that study, if known
-    thinned: bool = False  #: whether the curve has fewer rows than the run has steps
-    specimen: str | None = None  #: a sample of the trained model's output (`Task.specimen`); lanes have none
-    task_name: Name | Literal[""] = ""  #: the name in the spec of a task given as `file.py:SPEC`
-    begun: Moment | Literal[""] = ""  #: start of training, in UTC, also of one that was resumed; empty if unknown
-    #: First purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for one alone.
+    unscheduled: bool = False  # whether a requested schedule was ignored, since the optimizer needs none
+    tuned_by: str | None = None  # the study of its hyperparameters (`--tuned`)
+    tuned_on: str | None = None  # the selection split of that study, if known
+    thinned: bool = False  # whether the curve has fewer rows than the run has steps
+    specimen: str | None = None  # a sample of the trained model's output (`Task.specimen`); lanes have none
+    task_name: Name | Literal[""] = ""  # the name in the spec of a task given as `file.py:SPEC`
+    begun: Moment | Literal[""] = ""  # start of training, in UTC, also of one that was resumed; empty if unknown
+    # First purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for one alone.
     plan: str | None = None
 
     @property

@@ -47,17 +47,17 @@ class StudyRecord:
     name: RunId
     task: Name
     opt: Name
-    seeds: list[Count]  #: of tuning
-    axes: list[Name]  #: dotted names of the searched settings
-    mode: Mode  #: of the metric
+    seeds: list[Count]  # of tuning
+    axes: list[Name]  # dotted names of the searched settings
+    mode: Mode  # of the metric
     sampler: Literal["grid", "qmc", "tpe"]
-    trials: list[StudyTrial]  #: in the order of the design
-    winner: RunId | None  #: a run with the winning settings; None if no trial has a score
-    lr_at_boundary: bool  #: see `edges`; records of earlier versions had another rule
-    missing: Count = 0  #: points not tried yet
-    metric: str = ""  #: name of the compared metric; empty if unknown
-    select_split: str = ""  #: the split on which its trials were compared; empty if unknown
-    prune: Literal[False] = False  #: shipped records have it
+    trials: list[StudyTrial]  # in the order of the design
+    winner: RunId | None  # a run with the winning settings; None if no trial has a score
+    lr_at_boundary: bool  # see `edges`; records of earlier versions had another rule
+    missing: Count = 0  # points not tried yet
+    metric: str = ""  # name of the compared metric; empty if unknown
+    select_split: str = ""  # the split on which its trials were compared; empty if unknown
+    prune: Literal[False] = False  # shipped records have it
 
     @property
     def subject(self) -> str:
@@ -137,15 +137,15 @@ class CheckRecord:
     __pydantic_config__ = _STRICT
     folder: ClassVar[str] = CHECKS
 
-    name: Name  #: of the optimizer, as requested
-    ok: bool  #: whether no failure changes results or blocks a set-up
-    options: Json  #: the given hyperparameters
-    verdicts: Annotated[list[CheckVerdict], Field(min_length=1)]  #: in the order of the catalogue
-    target: Name | None = None  #: these three are None if the optimizer could not be loaded
+    name: Name  # of the optimizer, as requested
+    ok: bool  # whether no failure changes results or blocks a set-up
+    options: Json  # the given hyperparameters
+    verdicts: Annotated[list[CheckVerdict], Field(min_length=1)]  # in the order of the catalogue
+    target: Name | None = None  # these three are None if the optimizer could not be loaded
     version: Count | None = None
     package: Name | None = None
-    versions: dict[Name, Name] | None = None  #: of Python, torch and the suite
-    arguments: Json | None = None  #: of its constructor
+    versions: dict[Name, Name] | None = None  # of Python, torch and the suite
+    arguments: Json | None = None  # of its constructor
 
     @property
     def rest(self) -> str | None:
