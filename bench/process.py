@@ -85,7 +85,6 @@ def handle_signals() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) == usual:
             signal.signal(number, interrupt)
-    sys.unraisablehook = _unraisable
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -99,13 +98,6 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     if importing(frame):
         end_interrupted()
     raise KeyboardInterrupt
-
-
-def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """End the process if an interrupt came where it cannot be raised, as in a callback of C code."""
-    if error.exc_type is KeyboardInterrupt:
-        end_interrupted()
-    sys.__unraisablehook__(error)
 
 
 def end_interrupted() -> NoReturn:

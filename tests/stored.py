@@ -150,7 +150,7 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
 
 def unfinished(store: Path) -> list[Block]:
     """Blocks of several runs that are in training or were interrupted."""
-    blocks = (block for block in blocks_in(store) if isinstance(block, Block) and not (block.done or block.damaged))
+    blocks = (block for block in blocks_in(store) if isinstance(block, Block) and not block.done)
     return [block for block in blocks if block.folder.name.startswith(PREFIX)]
 
 

@@ -15,7 +15,7 @@ from bench.store.stores import Stores
 from bench.text import plain
 from tests.conftest import Answer, Cli
 from tests.outcomes import leftovers, outcome
-from tests.stored import add_block, add_run, add_study, record
+from tests.stored import add_run, add_study, record
 
 SWEEP = (
     "sweep", "--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu",
@@ -75,15 +75,6 @@ def test_a_damaged_record_is_named_and_left_out(cli: Cli, here: Path, content: b
     assert [run.run_id for run in Store(here / "copy").runs()] == ["sound"]
 
 
-def test_a_damaged_record_of_a_block_spares_the_others(cli: Cli, here: Path) -> None:
-    path = add_block(here / "runs", "abc") / "done" / "runs.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"{}\n" + lines[2])
-    warns_once(answer := cli("merge", "runs", "copy"), "runs.jsonl: line 2: ")
-    assert answer.out == "2 runs copied, 0 already there, 0 skipped\n"
-    assert Stores([here / "copy"]).damaged == []
-
-
 def other_rows(path: Path) -> None:
     shutil.copy(path.with_name("measurements.parquet"), path)
 
@@ -95,9 +86,9 @@ def shorter(path: Path) -> None:
 
 TABLES = {
     "torn": (lambda path: path.write_bytes(b"PAR1"), ""),
-    "missing": (Path.unlink, "it does not exist"),
-    "other columns": (other_rows, "its columns are not step, loss"),
-    "fewer rows": (shorter, "it has 1 rows, and its runs took 3 steps"),
+    "missing": (Path.unlink, "it has 0 rows of a, which took 3 steps"),
+    "other columns": (other_rows, "its columns are run_id, step, error"),
+    "fewer rows": (shorter, "it has 1 rows of a, which took 3 steps"),
 }
 
 
@@ -182,12 +173,6 @@ def test_a_damaged_report_is_named_and_left_out(cli: Cli, here: Path, folder: st
     assert answer.out == "study\ns\n"
     warns_once(cli("merge", "runs", "copy"), f"runs/{folder}/t.json: ")
     assert Stores([here / "copy"]).damaged == []
-
-
-def test_a_misplaced_record_of_a_study_is_damaged(cli: Cli, here: Path) -> None:
-    path = add_study(here / "runs", "s")
-    path.rename(path.with_name("t.json"))
-    warns_once(cli("merge", "runs", "copy"), "t.json: it is the record of s, which belongs at s.json; ")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -16,8 +15,6 @@ from typing import Any
 
 import pytest
 
-import bench.execute.cluster
-from bench.execute.cluster import PATIENCE_SECONDS
 from bench.store.lock import is_locked
 from bench.store.store import Store
 from tests.outcomes import leftovers, outcome
@@ -33,9 +30,12 @@ COMMANDS = {
     "lanes": (*SWEEP, "--opt.lr", "0.01:1:4", *LANES),
     "one by one": (*SWEEP, "--opt.lr", "0.1,1", "--engine", "lightning"),
 }
-
-
-FULL = "No space left on device; free some space, then repeat the command"
+SHARED = (*SWEEP, "--opt.lr", "0.01:1:6", "--workers", "2", "--engine", "lanes", "--width", "3")
+WITH_WORKERS = {
+    "sweep": (*SHARED, "--trainer.max_steps", "1500"),
+    # Blocks are left when the worker has imported torch.
+    "long sweep": (*SHARED, "--opt", SLOW, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400"),
+}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     def of(kind: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("whole")
         store = folder / "runs"
-        program = Program(folder / "program", (*COMMANDS[kind], "--store", store))
+        program = Program(folder / "program", (*(COMMANDS | WITH_WORKERS)[kind], "--store", store))
         assert program.end()[0] == 0, program.end()
         assert leftovers(store) == []
         return outcome(store)
@@ -76,47 +76,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     return of
 
 
-SWEEP_SHARED = (
-    *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "1500", "--device", "cpu", "--workers", "2",
-    "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
-)  # fmt: skip
-LONG_SWEEP = (*SWEEP_SHARED, "--opt", SLOW, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400")
-"""Blocks are left when the worker has imported torch."""
-WITH_WORKERS = {"sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP}
-
-
-class Sharing:
-    """A command with workers as separate programs."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.folder, self.store = folder, folder / "runs"
-        self.words = [*WITH_WORKERS[kind], "--store", str(self.store)]
-
-    def start(self) -> Program:
-        return Program(self.folder / f"command-{len(list(self.folder.iterdir()))}", self.words)
-
-    def repeat(self) -> None:
-        """Start the command again, and wait until it has completed."""
-        code, _, err = self.start().end()
-        assert code == 0, err
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The results of an uninterrupted command."""
-
-    @cache
-    def of(kind: str) -> dict[str, Any]:
-        sharing = Sharing(kind, tmp_path_factory.mktemp(kind))
-        sharing.repeat()
-        return outcome(sharing.store)
-
-    return of
-
-
-def training_worker(sharing: Sharing, command: int) -> int | None:
+def training_worker(store: Path, command: int) -> int | None:
     """A worker of a command that has saved the state of a block."""
-    if list(sharing.store.glob("*/last.ckpt")):
+    if list(store.glob("*/last.ckpt")):
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -126,67 +88,38 @@ def training_worker(sharing: Sharing, command: int) -> int | None:
 
 
 @pytest.mark.deep
-def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
-    result = undisturbed("long sweep")
-    sharing = Sharing("long sweep", tmp_path)
-    program = sharing.start()
-    worker = program.until(lambda: training_worker(sharing, program.pid))
-    assert worker is not None
-    os.kill(worker, signal.SIGKILL)
+def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(start, store: Path, whole) -> None:
+    program = start(*WITH_WORKERS["long sweep"], "--store", store)
+    os.kill(program.until(lambda: training_worker(store, program.pid)), signal.SIGKILL)
     code, _, err = program.end()
     assert code == 0, err
     assert "a worker died; its runs continue in another" in err
-    assert outcome(sharing.store) == result
-    assert leftovers(sharing.store) == []
+    assert outcome(store) == whole("long sweep")
+    assert leftovers(store) == []
 
 
 @pytest.mark.deep
-def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path, undisturbed) -> None:
-    result = undisturbed("sweep")
-    sharing = Sharing("sweep", tmp_path)
-    program = sharing.start()
-    program.until(lambda: list(sharing.store.glob("*/last.ckpt")))
+def test_a_signal_stops_the_workers_and_the_same_command_goes_on(start, store: Path, whole) -> None:
+    words = (*WITH_WORKERS["sweep"], "--store", store)
+    program = start(*words)
+    program.until(lambda: list(store.glob("*/last.ckpt")))
     program.send(signal.SIGINT)
     code, _, err = program.end()
     assert code == 130, err
     assert "the same command continues" in err
-    sharing.repeat()
-    assert outcome(sharing.store) == result
+    assert start(*words).end()[0] == 0
+    assert outcome(store) == whole("sweep")
 
 
 @pytest.mark.deep
-def test_a_signal_reaches_workers_that_train_one_run_after_the_other(tmp_path: Path) -> None:
-    sharing = Sharing("long sweep", tmp_path)
-    sharing.words = [word for word in sharing.words if word not in ("--width", "3", "--engine", "lanes")]
-    sharing.words += ["--engine", "lightning"]
-    program = sharing.start()
-    program.until(lambda: training_worker(sharing, program.pid) is not None)
-    begun = time.monotonic()
+def test_a_signal_reaches_workers_that_train_one_run_after_the_other(start, store: Path) -> None:
+    words = [word for word in WITH_WORKERS["long sweep"] if word not in ("--width", "3", "--engine", "lanes")]
+    program = start(*words, "--engine", "lightning", "--store", store)
+    program.until(lambda: training_worker(store, program.pid) is not None)
     program.send(signal.SIGINT)
     code, _, err = program.end()
     assert code == 130, err
-    assert time.monotonic() - begun < PATIENCE_SECONDS / 2  # else a worker missed the signal, and is killed
-    assert not any(map(is_locked, sharing.store.iterdir()))
-
-
-def lose_patience() -> None:
-    """Wait only briefly for workers that do not answer."""
-    bench.execute.cluster.PATIENCE_SECONDS = 2
-
-
-@pytest.mark.deep
-def test_a_worker_that_does_not_answer_keeps_no_command_from_ending(tmp_path: Path, undisturbed) -> None:
-    sharing = Sharing("long sweep", tmp_path)
-    program = Program(tmp_path / "command", sharing.words, lose_patience)
-    worker = program.until(lambda: training_worker(sharing, program.pid))
-    assert worker is not None
-    os.kill(worker, signal.SIGSTOP)
-    program.send(signal.SIGINT)
-    code, _, err = program.end()
-    assert code == 130, err
-    assert not Path(f"/proc/{worker}").exists()
-    sharing.repeat()
-    assert outcome(sharing.store) == undisturbed("long sweep")
+    assert not any(map(is_locked, store.iterdir()))
 
 
 # -- several at once ------------------------------------------------------------------------------------------------

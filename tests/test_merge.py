@@ -2,11 +2,6 @@
 
 import errno
 import hashlib
-import os
-import shutil
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +12,7 @@ from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.store.tables import write_columns
-from bench.store.writer import write_records
-from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record, unfinished
+from tests.stored import add_block, add_run, add_study, begin, begin_block, kill, record
 
 
 def no_space(*args: object, **kwargs: object) -> None:
@@ -97,27 +90,6 @@ def test_merging_again_changes_nothing(cli, source, tmp_path):
     assert (digest(dest), digest(source)) == before
 
 
-def test_several_stores_come_together(cli, source, tmp_path):
-    for name in ("x", "y"):
-        add_run(tmp_path / name, name)
-    assert cli("merge", source, tmp_path / "x", tmp_path / "y", tmp_path / "dest").out.startswith("6 runs copied, 1 ")
-    assert list(seen(tmp_path / "dest")) == ["a", "b", "c", "d", "x", "y"]
-
-
-def test_a_store_may_lie_in_the_destination(cli, source, tmp_path):
-    shutil.move(source, tmp_path / "dest" / "theirs")
-    assert cli("merge", tmp_path / "dest" / "theirs", tmp_path / "dest").code == 0
-    assert same(tmp_path / "dest" / "theirs", tmp_path / "dest")
-
-
-def test_names_of_any_kind(cli, tmp_path):
-    store = tmp_path / "it's a [1]*? <store> ü 漢"
-    for name in ("ü漢", "a.b+c-d", "_"):
-        add_run(store, name, task=WILD)
-    assert cli("merge", store, tmp_path / "dest").code == 0
-    assert same(store, tmp_path / "dest")
-
-
 # -- one run in both --------------------------------------------------------------------------------------------------
 
 
@@ -151,16 +123,6 @@ def test_an_unfinished_run_is_not_copied(cli, tmp_path):
     assert digest(tmp_path / "dest") == before
 
 
-def test_a_finished_block_takes_the_place_of_an_unfinished_one(cli, tmp_path):
-    add_block(tmp_path / "source", "ab")
-    block, _ = begin_block(tmp_path / "dest", "ab")
-    block.checkpoint.touch()
-    block.close()
-    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "2 runs copied, 0 already there, 0 skipped\n"
-    assert same(tmp_path / "source", tmp_path / "dest")
-    assert unfinished(tmp_path / "dest") == []
-
-
 @pytest.mark.parametrize("theirs", [add_run, add_block])
 @pytest.mark.parametrize("ours", [add_run, add_block])
 def test_the_finished_run_of_the_destination_stays(cli, tmp_path, theirs, ours):
@@ -171,12 +133,6 @@ def test_the_finished_run_of_the_destination_stays(cli, tmp_path, theirs, ours):
     assert (answer.code, answer.out) == (0, "0 runs copied, 1 already there, 0 skipped\n")
     assert answer.err == f"bench: warning: a has another result in {tmp_path / 'dest'}; that one is kept\n"
     assert digest(tmp_path / "dest") == before
-
-
-def test_equal_results_are_no_matter(cli, tmp_path):
-    add_run(tmp_path / "source", "a", wall_s=5.0)
-    add_run(tmp_path / "dest", "a", wall_s=6.0)
-    assert cli("merge", tmp_path / "source", tmp_path / "dest").err == ""
 
 
 def test_a_block_hides_no_run_of_the_destination(cli, tmp_path):
@@ -253,36 +209,7 @@ def test_running_attempts_are_left_alone(cli, source, tmp_path):
     block.drop()
 
 
-@pytest.mark.parametrize("add", [add_run, add_block])
-def test_running_attempts_of_the_destination_are_left_alone(cli, tmp_path, add):
-    add(tmp_path / "source", "a")
-    folder = begin(tmp_path / "dest", record("a", status="running"), [9.0])
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert answer.code == 0
-    assert f"{folder.folder} is in training" in answer.err
-    assert Store(tmp_path / "dest").get("a").status == "running"
-    folder.drop()
-
-
-@pytest.mark.deep
-def test_several_processes_merge_at_a_time(cli, source, tmp_path):
-    merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]
-    processes = [subprocess.Popen(merger, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
-    answers = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 3, answers
-    assert same(source, tmp_path / "dest")
-    assert no_trace(tmp_path / "dest")
-
-
 # -- writing breaks ---------------------------------------------------------------------------------------
-
-
-def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: not path.match("a/done/curve.parquet"))
-    answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.err.count("\n")) == (1, 1)
-    assert f"{source / 'a' / DONE / 'curve.parquet'}: it cannot be read" in answer.err
-    assert list(seen(tmp_path / "dest")) == list("bcd")
 
 
 @pytest.mark.parametrize("name", ["file", "file/dest"])
@@ -294,107 +221,7 @@ def test_a_destination_below_a_file(cli, source, tmp_path, name):
     assert answer.err == f"bench: error: cannot write to the store {tmp_path / name}: {why}\n"
 
 
-def test_a_destination_that_may_only_be_read(cli, source, tmp_path, monkeypatch):
-    add_run(tmp_path / "dest", "z")
-    before = digest(tmp_path / "dest")
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as locked:
-        locked.setattr(Path, "mkdir", refuse)
-        answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.out) == (2, "")
-    why = "Read-only file system; name another DEST"
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'dest'}: {why}\n"
-    assert digest(tmp_path / "dest") == before
-
-
-def test_an_interrupt_leaves_no_trace(cli, source, tmp_path, monkeypatch):
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as stopped:
-        stopped.setattr(bench.store.merge, "copy", interrupt)
-        assert cli("merge", source, tmp_path / "dest") == (130, "", "bench: interrupted\n")
-    assert list((tmp_path / "dest").iterdir()) == []
-
-
-def test_stores_that_cannot_be_merged(cli, source, tmp_path):
-    def fails(*words: object) -> str:
-        answer = cli("merge", *words)
-        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
-        return answer.err
-
-    before = digest(source)
-    assert "bench merge needs SOURCE" in fails()
-    assert "bench merge needs DEST" in fails(source)
-    assert f"there is no store {tmp_path / 'nowhere'}; name an existing one" in fails(tmp_path / "nowhere", source)
-    same = source / ".." / source.name
-    for words in ((source, source), (same, source), (source, tmp_path, source)):
-        assert "is both source and destination; change one of them" in fails(*words)
-    assert f"is inside the store {source}" in fails(source, source / "dest")
-    assert f"{source / 'a'} is the folder of a run" in fails(source / "a", tmp_path / "dest")
-    assert digest(source) == before
-
-
 def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.store.merge, "_SECONDS", -1)
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 run copied"
-
-
-def thin(source: Path, into: Path) -> None:
-    """Put the run `a` and the block `bc` of a store into another one, with the ends of each curve."""
-    for ids in ("a", "bc"):
-        runs = [replace(Store(source).get(run_id), thinned=True) for run_id in ids]
-        done = into / name_of(list(ids)) / DONE
-        done.mkdir(parents=True)
-        write_records(done / RUNS, runs)
-        ends = {
-            run_id: {name: column[[0, -1]] for name, column in Store(source).tables(run_id)["curve"].items()}
-            for run_id in ids
-        }
-        write_columns(done / "curve.parquet", ends)
-
-
-def test_a_whole_curve_replaces_a_thinned_one_of_the_same_result(source: Path, tmp_path: Path) -> None:
-    into = tmp_path / "mine"
-    thin(source, into)
-    before = seen(into)
-    found = bench.store.merge.merge([source], into, print)
-    assert (found.copied, found.there, found.differing, found.damaged) == (4, 1, [], [])
-    for run_id in "abc":
-        assert len(Store(into).tables(run_id)["curve"]["step"]) == 3 > len(before[run_id][1]["step"])
-        assert not Store(into).get(run_id).thinned
-    assert bench.store.merge.merge([source], into, print).copied == 0
-    assert not list(into.rglob("replaced"))
-    thin(source, other := tmp_path / "thin")
-    assert bench.store.merge.merge([other], into, print).copied == 0  # nor the other way round
-
-
-def test_a_thinned_curve_of_another_result_stays(source: Path, tmp_path: Path) -> None:
-    into = tmp_path / "mine"
-    thin(source, into)
-    path = into / "a" / DONE / RUNS
-    write_records(path, [replace(Store(into).get("a"), final=0.125, metrics={"final": {"loss": 0.125}})])
-    assert bench.store.merge.merge([source], into, print).differing == ["a"]
-    assert Store(into).get("a").thinned
-
-
-def test_the_copy_of_a_run_with_its_whole_curve_is_read(source: Path, tmp_path: Path) -> None:
-    thin(source, other := tmp_path / "thin")
-    for folders in ([source, other], [other, source]):
-        stores = Stores(folders)
-        assert [stores.blocks[run_id].runs[run_id].thinned for run_id in "abc"] == [False] * 3
-        assert len(stores.tables("b")["curve"]["step"]) == 3
-
-
-@pytest.mark.parametrize("name", ["studies", "checks"])
-def test_a_folder_of_records_that_cannot_be_read_is_named(source: Path, tmp_path: Path, name: str) -> None:
-    if (source / name).is_dir():
-        shutil.rmtree(source / name)
-    (source / name).write_text("no folder")
-    (said,) = Stores([source]).damaged
-    assert str(said) == f"{source / name}: it cannot be read (Not a directory)"
-    assert [str(each) for each in bench.store.merge.merge([source], tmp_path / "mine", print).damaged] == [str(said)]

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections import Counter
-from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,18 @@ import pytest
 import torch
 from distributed import LocalCluster
 
-import bench.execute.execute
 import bench.execute.here
+import bench.execute.worker
 import bench.train.runner
 from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
 from bench.execute import Effort
-from bench.execute.blocks import Block, Choice
+from bench.execute.blocks import Choice
 from bench.execute.choice import Choices
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.execute.worker import _configs_of, as_job
-from bench.progress import Advance, RunInPlan, SweepProgress
+from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.stop import StopRequest
@@ -57,7 +56,7 @@ def test_extreme_values_reach_a_worker(here: Path, opt: str, value: dict[str, fl
 def test_a_worker_refuses_other_code(here: Path) -> None:
     (here / "mine.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
     job = json.loads(as_job([configs(here / "runs", opt="mine.py:Mine")]))
-    job["ids"][0][0] += "0"
+    job["rows"][0][0]["id"] += "0"
     with pytest.raises(UserError, match=r"a worker has other code of synthetic or mine\.py:Mine; repeat the command"):
         _configs_of(job, job["places"])
 
@@ -81,38 +80,6 @@ def test_an_interrupted_command_repeats_its_blocks(cli, here: Path, monkeypatch:
 
 
 # -- single runs and workers ------------------------------------------------------------------------------------------
-
-
-def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, str]] = []
-
-    def add(self: SweepProgress, worker: int, made: Advance) -> None:
-        added(self, worker, made)
-        shown.append((made.steps, self.workers()[0]))
-
-    added = SweepProgress.add
-    monkeypatch.setattr(SweepProgress, "add", add)
-    monkeypatch.setattr(RunInPlan, "TOLD_SECONDS", 0)
-    progress = SweepProgress("", "min", enabled=False)
-    progress.processes = 2
-    config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
-    assert bench.execute.here.train(Block([[config]], lanes=False), StopRequest(), progress, "p", None)
-    assert shown == [
-        (0, "1 in training, 0%"),
-        (1, "1 in training, 25%"),
-        (1, "1 in training, 50%"),
-        (1, "1 in training, 75%"),
-        (1, "1 in training, 100%"),
-        (0, "waits"),
-    ]
-
-
-@pytest.mark.deep
-def test_more_workers_than_runs(cli, here: Path) -> None:
-    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "5", "--device", "cpu")
-    answer = cli(*words, "--seeds", "1", "--workers", "2")
-    assert answer.code == 0, answer.err
-    assert "with one seed, so there is no interval" in answer.out
 
 
 DEADLY = """
@@ -149,7 +116,8 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     words = (*SMALL, "--engine", "lanes", "--width", "4")
     assert cli(*words, "--store", here / "alone").code == 0
     if not shared:
-        monkeypatch.setattr(bench.execute.execute._Work, "_token", lambda work: nullcontext("not there"))
+        job = bench.execute.worker.as_job
+        monkeypatch.setattr(bench.execute.worker, "as_job", lambda *a, **more: job(*a, **more | {"token": "elsewhere"}))
     with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
         answer = cli(*words, "--cluster", cluster.scheduler_address)
     assert answer.code == 0, answer.err
@@ -214,40 +182,11 @@ def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
 
 
-@pytest.mark.deep
-def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
-    answer = cli(*fragile(here, 0.2), "--engine", "lightning", "--workers", "2")
-    assert answer.code == 1
-    stored = {run.config["opt_options"]["lr"]: run for run in Store(here / "runs").runs()}
-    assert {lr: run.status for lr, run in stored.items()} == {
-        0.1: "completed",
-        0.2: "failed",
-        0.4: "completed",
-        0.8: "completed",
-    }
-    last = answer.err.splitlines()[-1]
-    assert last.startswith(f"bench: error: run {stored[0.2].run_id} failed: ")
-    assert "this step is too long" in last
-    assert len(answer.out.splitlines()[2:5]) == 3
-
-
 def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:
     answer = cli(*fragile(here, 0.1, 0.2, 0.4), "--engine", "lightning")
     assert answer.code == 1
     assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 failed, the last with: run synthetic-")
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("engine", ["lightning", "lanes"])
-def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_tried(cli, here: Path, engine: str) -> None:
-    words = fragile(here, 0.2)
-    words = (*words[: words.index("--seeds")], "--seeds", "4", *words[words.index("--seeds") + 2 :])
-    for _ in range(2):  # the same command again
-        answer = cli(*words, "--engine", engine, *(["--width", "1"] if engine == "lanes" else []))
-        assert answer.code == 1
-        stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
-        assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
 
 
 def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,27 +173,3 @@ def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(n
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == "bench: interrupted"
     assert "Traceback" not in done.stderr
-
-
-def test_a_signal_during_imports_ends_a_program_that_nobody_reads(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        done = subprocess.run(FIT, cwd=tmp_path, env=interrupted_import("SIGTERM", tmp_path), stderr=writer)
-    finally:
-        os.close(writer)
-    assert done.returncode == 130
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
-    code = (
-        "import signal; from bench import process; process.begin()\n"
-        "class Weak: pass\n"
-        "import weakref; it = Weak()\n"
-        f"ref = weakref.ref(it, lambda ref: signal.raise_signal(signal.{name}))\n"
-        "del it\n"
-        "print('went on')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")

@@ -357,7 +357,6 @@ def test_processes_on_a_device_share_its_memory(seconds, monkeypatch, processes,
     seconds(1e-3, 1e-4)
     monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
     monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
-    monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
     group = [resolve({"task": "synthetic", "opt": "ngd", "opt.lr": 0.1 * n, "device": "cpu"}) for n in range(1, 9)]
     choices = Choices("auto", None, lambda line: None, processes)
     assert choices.of(group).width == width

@@ -164,24 +164,6 @@ def test_text_from_a_store_is_escaped(cli: Cli, here: Path) -> None:
     assert "<script>alert" not in (here / "report.html").read_text()
 
 
-def test_links_in_a_store_are_ignored(cli: Cli, here: Path) -> None:
-    store, other = here / "runs", here / "other"
-    add_run(other, "linked")
-    add_study(other, "s")
-    for name, path in (("a", "done"), ("b", "done/runs.jsonl"), ("c", "done/curve.parquet")):
-        shutil.move(add_run(store, name) / path, other / name)
-        (store / name / path).symlink_to(other / name)
-    (store / "linked").symlink_to(other / "linked")
-    (store / "studies").symlink_to(other / "studies")
-    (store / "loop").symlink_to("loop")
-    add_run(store, "sound")
-    assert cli("sql", "select run_id from curves group by 1", "--json").out == '[\n {"run_id": "sound"}\n]\n'
-    assert cli("sql", "from trials", "--json").out == "[]\n"
-    answer = cli("merge", store, "copy")
-    assert (answer.code, answer.out) == (1, "1 run copied, 0 already there, 0 skipped\n")
-    assert [path.name for path in (here / "copy").iterdir()] == ["sound"]
-
-
 def test_merge_copies_only_files_that_the_suite_writes(cli: Cli, here: Path) -> None:
     folder = add_run(here / "runs", "a")
     for path in (folder / "evil.py", folder / "done" / "evil.py", folder / "tensorboard" / "events"):

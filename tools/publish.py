@@ -166,7 +166,7 @@ def _withdraw(arms: Set[tuple[str, str]]) -> None:
         shutil.rmtree(folder)
     for study in shipped.studies:
         if study.run_ids & old:
-            study.places(FOLDER)[0].unlink()
+            study.path(FOLDER).unlink()
 
 
 class _Column(NamedTuple):

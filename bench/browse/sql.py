@@ -249,7 +249,7 @@ class _Views:
     def _is_sound(self, block: Block, name: str) -> bool:
         """Whether a finished block has this table, and all its tables are valid."""
         try:
-            block.check_tables()
+            block.tables(next(iter(block.runs)))
             return is_there(block.at / f"{_FILES[name]}.parquet") is not None
         except Damaged as error:
             self.damaged[str(block.folder)] = error

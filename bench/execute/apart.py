@@ -19,13 +19,7 @@ from bench.train.stop import StopRequest
 
 
 def run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
-    """Train a run with `bench fit`; a stop request reaches it as SIGTERM.
-
-    Raises:
-        RunBusy: another process trains it.
-        RunBroke: it failed.
-        KeyboardInterrupt: it was stopped.
-    """
+    """Train a run with `bench fit`; a stop request reaches it as SIGTERM, and becomes a KeyboardInterrupt."""
     store = Store(config.store)
     stored = store.get(config.run_id)
     if stored is not None and stored.status == "running":
@@ -39,16 +33,16 @@ def run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
             process = subprocess.Popen(
                 bench_command(*words), stdout=subprocess.DEVNULL, stderr=stream, start_new_session=True
             )
-            try:
-                while process.poll() is None:
-                    time.sleep(0.2)
-                    if stop.signal is not None:
-                        process.terminate()
-                        process.wait()
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # remaining ranks
-                process.wait()
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if stop.signal is not None:
+                    process.terminate()
+                    process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # remaining ranks
+            process.wait()
         lines = log.read_text("utf-8", "replace").strip().splitlines()
     result = store.get(config.run_id)
     if result is not None and result.finished:

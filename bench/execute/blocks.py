@@ -15,17 +15,15 @@ SINGLE_SHARE = 0.1
 group may be from a small one, where lanes did not pay. Ours."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Choice:
-    """How a group of runs is executed.
-
-    Attributes:
-        lanes: as lanes, or one run at a time.
-        width: maximum lanes of a block.
-    """
+    """How a group of runs is executed: as lanes, at most `width` in a block, or one run at a time."""
 
     lanes: bool
     width: int
+
+
+ONE_BY_ONE = Choice(lanes=False, width=1)
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,7 @@ class Block:
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
-    """Refuse runs that cannot run; `early` checks only what needs no torch.
-
-    Raises:
-        UserError: a value is invalid; the message says which and what to do.
-    """
+    """Refuse runs that cannot run (UserError); `early` checks only what needs no torch."""
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
         (check_early if early else check)(config)
 
@@ -96,8 +90,7 @@ def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[R
 def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult], *, lanes: bool) -> Choice | None:
     """The choice with which stored runs of a group were executed, so that a repeated command makes the same blocks.
 
-    None if it is unknown: a run that was requested alone says nothing about a group, and neither do lanes whose
-    recorded width did not divide their group. With `lanes`, missing runs must be lanes.
+    None if unknown, as for a run that was requested alone. With `lanes`, missing runs must be lanes.
     """
     runs = [run for config in group if (run := stored.get(config.run_id)) is not None and run.plan is not None]
     engines = {run.engine for run in runs}
@@ -107,7 +100,7 @@ def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult], *
     if widths:
         return Choice(lanes=True, width=min(widths))
     few = len(runs) < max(2, SINGLE_SHARE * len(group))
-    return None if few or lanes or "lanes" in engines else Choice(lanes=False, width=1)
+    return None if few or lanes or "lanes" in engines else ONE_BY_ONE
 
 
 def cut(
@@ -116,15 +109,14 @@ def cut(
     """Divide runs into blocks for `shares` processes: lanes first, those with most steps before others.
 
     The last digits of a lane depend on the width of its block. So the blocks depend on the requested runs and on the
-    choices only, not on time or on what is stored.
-
-    Args:
-        runs: by id, in the order in which single runs begin: optimizers may alternate.
-        groups: the runs with one `block_key` each, and their choice.
-        shares: processes that share the runs.
-        record: whether the widths are measured, and so a part of the records.
+    choices of their groups only, not on time or on what is stored. Single runs keep their order: optimizers may
+    alternate. With `record`, the widths were measured, and so become a part of the records.
     """
-    lanes = sorted((group for group in groups if group[1].lanes), key=lambda group: -len(group[0]) * _steps(group[0]))
+
+    def steps(group: Sequence[RunConfig]) -> float:
+        return float(group[0].trainer.max_steps or group[0].trainer.max_epochs or 1)
+
+    lanes = sorted((group for group in groups if group[1].lanes), key=lambda group: -len(group[0]) * steps(group[0]))
     most = -(-sum(len(group) for group, _ in lanes) // shares)
     blocks = [
         Block(grid, lanes=True, width=choice.width if record and choice.width < len(group) else None)
@@ -133,9 +125,3 @@ def cut(
     ]
     together = {id(config) for block in blocks for row in block.grid for config in row}
     return blocks + [Block([[config]], lanes=False) for config in runs.values() if id(config) not in together]
-
-
-def _steps(group: Sequence[RunConfig]) -> float:
-    """Steps of a run, or epochs if the budget is in epochs."""
-    trainer = group[0].trainer
-    return float(trainer.max_steps or trainer.max_epochs or 1)

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -12,12 +13,11 @@ from bench.config.checks import why_no_lanes
 from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
-from bench.execute.blocks import Choice, rectangles
-from bench.lanes.engine import Lanes
+from bench.execute.blocks import ONE_BY_ONE, Choice, rectangles
 from bench.lanes.optimizers import have_pure_update
-from bench.lanes.runs import Grid, make_lanes
+from bench.lanes.runs import make_lanes
 from bench.progress import doing
-from bench.train.memory import Peak, ran_out, usable_memory, watch_peak
+from bench.train.memory import ran_out, usable_memory, watch_peak
 from bench.train.runner import build
 from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
@@ -26,10 +26,7 @@ from tasks.core.task import Task
 
 _WIDTHS = tuple(4**k for k in range(9))
 LANES_GAIN = 0.9
-"""Lanes are used if a step takes less than this fraction of a single run's step. Ours.
-
-The margin allows for noise in short measurements; single runs are simpler.
-"""
+"""Lanes are used if a step takes less than this fraction of a single run's: short measurements have noise. Ours."""
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
 """Each width is timed for this many seconds, or this share of the remaining steps if less; at least 3 steps. Ours."""
 
@@ -58,57 +55,52 @@ class Choices:
         self.engine, self.width, self.say = engine, width, say
         self.processes, self._stop = processes, stop or StopRequest()
         self._measured = {} if measured is None else measured
-        self._said: set[str] = set()
+        self._obstacles: set[str] = set()
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
         """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
         obstacle = why_no_lanes(group[0])
-        if obstacle and self.engine == "auto" and obstacle not in self._said:
-            self._said.add(obstacle)
+        if obstacle and self.engine == "auto" and obstacle not in self._obstacles:
+            self._obstacles.add(obstacle)
             self.say(f"{group[0].task}: runs one by one, since {obstacle}")
-        one = self.engine == "auto" and len(group) == 1
-        if self.engine == "lightning" or obstacle or one or self._stop.signal is not None:
-            return Choice(lanes=False, width=1)
-        return self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
-
-    def _how_many(self, group: Sequence[RunConfig]) -> Choice:
-        first = group[0]
+        single = self.engine == "auto" and len(group) == 1
+        if self.engine == "lightning" or obstacle or single or self._stop.signal is not None:
+            return ONE_BY_ONE
+        if self.width is not None:
+            return Choice(lanes=True, width=self.width)
+        first, together = group[0], False
+        with _breaking_later():
+            together = have_pure_update(build(first)[1].parts)
         # Pure updates cost about the same, except for work on matrices; other optimizers step one lane at a time.
-        together = _step_together(first)
-        own = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
-        alike = first.task, repr(first.task_options), first.trainer, *own
+        names = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
+        alike = first.task, repr(first.task_options), first.trainer, *names
         if alike not in self._measured:
             with doing("measuring the best number of lanes"):
-                self._measured[alike] = self._measure(group, ", ".join([first.task, *own]))
+                self._measured[alike] = self._measure(group, ", ".join([first.task, *names]))
         return self._measured[alike]
 
     def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
-        first = group[0]
-        try:
+        first, alone, ahead = group[0], inf, inf
+        with _breaking_later():
             task, plan = build(first)
             ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
             alone = seconds_of(single_step(first, task), ahead)
             del task  # leave the device to the lanes
-        except UserError:
-            raise
-        except BROKEN:  # training will fail the same way and record it
-            alone = ahead = inf
         limit = usable_memory(first.device) // self.processes
         costs: dict[int, float] = {}
-        each = 0.0
-        for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
-            if lanes == 4 and len(group) > 4 and min(16, len(group)) * costs[1] < _MEASURE_SECONDS:
-                continue  # the next width is cheap to time, and says more
-            grid = _typical(group, lanes)
-            count = _lanes(grid)
+        lane_bytes = 0.0
+        for width in (w for w in _WIDTHS if w < 4 * len(group) and lane_bytes * w <= limit):
+            grid = max(rectangles(group, min(width, len(group))), key=lambda rows: sum(map(len, rows)))
+            count = sum(map(len, grid))
             try:
                 with watch_peak(first.device) as peak:
-                    trial = make_lanes(grid)
-                    trial.cuts = trial.cuts[:1]  # one micro-batch suffices
-                    costs[count] = seconds_of(trial.step, ahead / count) / count
-                each = _bytes_of_lane(peak, trial)
-                del trial
+                    lanes = make_lanes(grid)
+                    lanes.cuts = lanes.cuts[:1]  # one micro-batch suffices
+                    costs[count] = seconds_of(lanes.step, ahead / count) / count
+                # Two more values per weight, since another optimizer of a sweep may keep more state.
+                lane_bytes = (peak.bytes + 2 * sum(w.nbytes for w in lanes.weights.values())) / lanes.alive.size
+                del lanes
             except UserError:
                 raise
             except BROKEN as error:
@@ -117,22 +109,21 @@ class Choices:
                 if self.engine == "lanes":
                     return Choice(lanes=True, width=count)  # training will fail the same way and record it
                 self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
-                return Choice(lanes=False, width=1)
+                return ONE_BY_ONE
             gc.collect()  # lanes and their optimizers form reference cycles
             if self._stop.signal is not None:
-                return Choice(lanes=False, width=1)
+                return ONE_BY_ONE
             # Long steps are bound by arithmetic, so more lanes will not make them cheaper.
-            enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
+            enough = width > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
         # Of widths with about the same cost, use the smallest: it suffers less from other processes in the caches.
         best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
-        if each:
-            width = max(1, min(width, int(limit / each)))
+        if lane_bytes:
+            width = max(1, min(width, int(limit / lane_bytes)))
         pays = width > 1 and best < LANES_GAIN * alone
-        if (pays or self.engine == "lanes") and first.task_spec.measure_every is not None:
-            width = _fitting_measurements(group, width, limit)
+        plain = f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else ""
         if not costs:
             self.say(f"{name}: runs one by one, since memory is short")
         elif self.engine == "auto" and not pays:
@@ -141,58 +132,19 @@ class Choices:
                 f" {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
             )
         else:
-            self.say(
-                f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us"
-                + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
-            )
-        if pays or self.engine == "lanes":
-            return Choice(lanes=True, width=width)
-        return Choice(lanes=False, width=1)
+            self.say(f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us{plain}")
+        return Choice(lanes=True, width=width) if pays or self.engine == "lanes" else ONE_BY_ONE
 
 
-def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:
-    """Peak bytes per lane, plus two values per weight, since another optimizer of a sweep may keep more state."""
-    return (peak.bytes + 2 * sum(w.nbytes for w in lanes.weights.values())) / lanes.alive.size
-
-
-def _step_together(config: RunConfig) -> bool:
-    """Whether one vectorised update steps all lanes of such runs."""
+@contextmanager
+def _breaking_later() -> Iterator[None]:
+    """Ignore errors of a plug-in: training will fail the same way and record them."""
     try:
-        return have_pure_update(build(config)[1].parts)
+        yield
     except UserError:
         raise
-    except BROKEN:  # training will fail the same way and record it
-        return False
-
-
-def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:
-    """The most lanes, up to `width`, whose measurements (`Task.measure_at`) fit into `limit` bytes."""
-    while width > 1:
-        try:
-            with watch_peak(group[0].device) as peak:
-                trial = make_lanes(_typical(group, width))
-                trial.measure([trial.snapshot()] * trial.points_at_once)
-                del trial
-        except UserError:
-            raise
-        except BROKEN as error:
-            if not ran_out(error):
-                return width  # training will fail the same way and record it
-        else:
-            if peak.bytes <= limit:
-                return width
-        gc.collect()
-        width //= 2
-    return width
-
-
-def _typical(group: Sequence[RunConfig], width: int) -> Grid:
-    """The largest of the blocks into which the runs are divided."""
-    return max(rectangles(group, min(width, len(group))), key=_lanes)
-
-
-def _lanes(grid: Grid) -> int:
-    return sum(map(len, grid))
+    except BROKEN:
+        pass
 
 
 def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], object]:
@@ -221,11 +173,8 @@ def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], obj
 def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
     """Seconds of a step: the minimum of three timings, each over enough calls to be precise.
 
-    It is the time of this thread if there is no other, so that the load of the machine does not count.
-
-    Args:
-        step: takes one step.
-        ahead: number of steps to come; if there are few, few are timed and the result is rough.
+    If there are few steps `ahead`, few are timed and the result is rough. It is the time of this thread if there is no
+    other, so that the load of the machine does not count.
     """
     gpu = torch.cuda.is_available()
     clock = time.perf_counter if gpu or torch.get_num_threads() > 1 else time.thread_time

@@ -4,17 +4,14 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from math import inf
 from multiprocessing import spawn
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -25,14 +22,14 @@ from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
-from bench.store.files import making
+from bench.store.files import making, remove, replacing
+from bench.store.store import Store
 from bench.store.writer import new_results
 from bench.text import counted
+from bench.train.stop import StopRequest
 
 MAX_DEATHS = 3
 """Number of workers that a block may end. Ours."""
-PATIENCE_SECONDS = 120
-"""Seconds for stopped workers to save their state. Ours."""
 WAIT_SECONDS = 120
 """Seconds to wait for the first worker of a cluster. Ours."""
 POLL_SECONDS = 0.5
@@ -48,14 +45,8 @@ class WorkersDied(RunBroke):
 def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[dict[str, str]]:
     """The environment of each worker on this machine: the GPUs that a run needs, or a share of the processors.
 
-    Args:
-        workers: how many, or `auto`: one for each set of GPUs that a run needs, or on a CPU one for each processor,
-            but no more than there are runs.
-        config: a run, with its device decided.
-        runs: the number of runs, if known.
-
-    Raises:
-        UserError: the number is invalid, or there are too few GPUs.
+    `auto` is one worker for each set of GPUs that a run needs, or on a CPU one for each processor; there are no more
+    workers than runs, if their number is known. UserError if the number is invalid, or there are too few GPUs.
     """
     ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
@@ -102,9 +93,6 @@ class Crew(AbstractContextManager["Crew"]):
         measured: measurements of the best number of lanes.
         trained: runs so far, for a budget.
         has_trained: whether it has been given runs before.
-
-    Raises:
-        UserError: there are too few devices.
     """
 
     def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
@@ -119,13 +107,31 @@ class Crew(AbstractContextManager["Crew"]):
         self._progress: SweepProgress | None = None
         self._slots: dict[str, int] = {}
         self._running: dict[str, Block | None] = {}
-        self._asking: Thread | None = None
-        self._give_up = inf  # when to end workers that do not stop
         self._ended: SimpleQueue[Any] = SimpleQueue()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._client is not None or self._local is not None:
-            self._close(at_once=kind is KeyboardInterrupt)
+        """Ask the workers to stop, and wait for them; or end them at once, after Ctrl-C and at another one."""
+        client, local = self._client, self._local
+        if client is None and local is None:
+            return
+        try:
+            if kind is not KeyboardInterrupt:
+                for _ in self._ends(lambda: True):
+                    pass
+        finally:
+            self._client = self._local = None
+            if local is not None:
+                for nanny in list(local.workers.values()):
+                    nanny.auto_restart = False
+                    with suppress(ProcessLookupError, TypeError):
+                        os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
+            with suppress(Exception):
+                if client is not None:
+                    client.unsubscribe_topic("all")
+                    client.close(timeout=5)
+                if local is not None:
+                    local.close(timeout=5)
+            spawn.get_preparation_data = _usual_preparation
 
     @property
     def is_here(self) -> bool:
@@ -142,17 +148,8 @@ class Crew(AbstractContextManager["Crew"]):
         """The number of threads of each process of this machine."""
         return int(self._workers[0]["OMP_NUM_THREADS"]) if self._workers else 1
 
-    @property
-    def sharing(self) -> int:
-        """How many of the processes share the memory of a device."""
-        return 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
-
     def start(self) -> None:
-        """Connect to the cluster, or start it; does nothing the second time.
-
-        Raises:
-            UserError: there is no such cluster, or it has no workers.
-        """
+        """Connect to the cluster, or start it; does nothing the second time. UserError if it has no workers."""
         if self._client is None:
             import dask
 
@@ -198,13 +195,19 @@ class Crew(AbstractContextManager["Crew"]):
         return Client(self._local)
 
     @contextmanager
-    def reporting(self, progress: SweepProgress) -> Iterator[None]:
-        """Show what workers report within the context."""
+    def serving(self, progress: SweepProgress, store: Store) -> Iterator[None]:
+        """Show what workers report within the context; workers of a cluster look there for a file in the store."""
+        token = store.folder / f".{self._topic}"
         self._progress = progress
         try:
+            if self.cluster is not None:
+                with making(store.folder):
+                    store.folder.mkdir(parents=True, exist_ok=True)
+                    token.touch()
             yield
         finally:
             self._progress = None
+            remove(token)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         slot = self._slots.setdefault(event["worker"], len(self._slots))
@@ -224,34 +227,34 @@ class Crew(AbstractContextManager["Crew"]):
             self._progress.forget_workers()  # the living ones report again
 
     def choose(
-        self, groups: Sequence[Sequence[RunConfig]], effort: Effort, stopped: Callable[[], bool]
-    ) -> list[Choice] | None:
-        """Let a worker choose how groups are executed; None if the command was asked to stop meanwhile.
+        self, groups: Sequence[Sequence[RunConfig]], effort: Effort, progress: SweepProgress, stop: StopRequest
+    ) -> list[Choice]:
+        """How groups of runs are executed, the largest first (`Choices`); arbitrary after a stop request."""
+        if self.is_here:
+            from bench.execute.choice import Choices
 
-        Raises:
-            UserError: a run cannot be trained.
-        """
-        mode = groups[0][0].task_spec.mode
-        job = worker.as_job(groups, processes=self.sharing, topic=self._topic, mode=mode)
+            choices = Choices(effort.engine, effort.width, progress.say, 1, stop, self.measured)
+            return [choices.of(group) for group in groups]
+        # Processes that are not pinned to a GPU share the memory of the machine.
+        sharing = 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
+        job = worker.as_job(groups, processes=sharing, topic=self._topic)
         self._submit(None, worker.measure, job, replace(effort, budget=None), self.measured)
-        choices = None
-        for _, future in self._ends(stopped):
-            choices, self.measured = _result(future, "the measurement of the best number of lanes")
-        return None if stopped() else choices
+        chosen = list[Choice]()
+        with self.serving(progress, Store(groups[0][0].store)):
+            for _, future in self._ends(lambda: stop.signal is not None):
+                chosen, self.measured = _result(future, "the measurement of the best number of lanes")
+        return chosen
 
-    def submit(self, block: Block, plan: str, tuned_by: TunedBy | None, token: str | None) -> None:
-        """Let a worker train a block; `token` is the name of a file that the command has put into the store."""
-        job = {"lanes": block.lanes, "width": block.width, "plan": plan, "tuned_by": tuned_by, "token": token}
-        mode = block.grid[0][0].task_spec.mode
-        self._submit(block, worker.train, worker.as_job(block.grid, topic=self._topic, mode=mode, **job))
+    def submit(self, block: Block, plan: str, tuned_by: TunedBy | None) -> None:
+        """Let a worker train a block."""
+        job = {"lanes": block.lanes, "width": block.width, "plan": plan, "tuned_by": tuned_by}
+        token = f".{self._topic}" if self.cluster else None
+        self._submit(block, worker.train, worker.as_job(block.grid, topic=self._topic, token=token, **job))
 
     def next_end(self, stopped: Callable[[], bool]) -> tuple[Block, Callable[[], bool]] | None:
         """The next submitted block that ends, with a function that returns or raises as `bench.execute.here.train`.
 
-        None if there is none.
-
-        Args:
-            stopped: whether to ask the workers to stop and save their state; after `PATIENCE_SECONDS` they are ended.
+        None if there is none. Once `stopped` is true, the workers are asked to stop and save their state.
         """
         for block, future in self._ends(stopped):
             if block is not None:
@@ -269,51 +272,16 @@ class Crew(AbstractContextManager["Crew"]):
         future.add_done_callback(self._ended.put)
 
     def _ends(self, stopped: Callable[[], bool]) -> Iterator[tuple[Block | None, Any]]:
-        while self._running and time.monotonic() < self._give_up:
-            if stopped():
-                self._give_up = min(self._give_up, time.monotonic() + PATIENCE_SECONDS)
-                self._ask_to_stop()
+        while self._running:
+            if stopped():  # repeated, since a block may have begun just now
+                self._client.run(worker.ask_to_stop, self._topic, on_error="ignore")
             with suppress(Empty):
                 future = self._ended.get(timeout=POLL_SECONDS)
                 yield self._running.pop(future.key), future
 
-    def _ask_to_stop(self) -> None:
-        """Ask all workers, in a thread, since one may not answer; repeated, since a block may have begun just now."""
-        if self._asking is None or not self._asking.is_alive():
-            ask = partial(self._client.run, worker.ask_to_stop, self._topic, on_error="ignore")
-            self._asking = Thread(target=ask, daemon=True)
-            self._asking.start()
-
-    def _close(self, *, at_once: bool) -> None:
-        """Ask the workers to stop, and wait for them; or end them at once, also at Ctrl-C."""
-        client, local = self._client, self._local
-        try:
-            if not at_once:
-                for _ in self._ends(lambda: True):
-                    pass
-        finally:
-            self._client = self._local = None
-            if local is not None:
-                for nanny in list(local.workers.values()):
-                    nanny.auto_restart = False
-                    with suppress(ProcessLookupError, TypeError):
-                        os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
-            with suppress(Exception):
-                client.unsubscribe_topic("all")
-                client.close(timeout=5)
-                if local is not None:
-                    local.close(timeout=5)
-            spawn.get_preparation_data = _usual_preparation
-
 
 def _result(future: Any, what: str) -> Any:
-    """The result of a task.
-
-    Raises:
-        WorkersDied: it ended its workers.
-        RunFailed: the cluster is gone.
-        Exception: the task raised it.
-    """
+    """The result of a task, or its error: WorkersDied if it ended its workers, RunFailed if the cluster is gone."""
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
 
@@ -335,16 +303,13 @@ def _trained(block: Block, future: Any) -> bool:
     for name, contents in files.items():
         with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
             for file, content in contents.items():
-                (out / file).write_bytes(content)
+                with replacing(out / file) as temporary:
+                    temporary.write_bytes(content)
     return ended
 
 
 def _connected(address: str) -> Any:
-    """A client of a cluster that has a worker.
-
-    Raises:
-        UserError: there is none.
-    """
+    """A client of a cluster that has a worker; UserError if there is none."""
     from distributed import Client
 
     try:

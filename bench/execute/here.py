@@ -1,14 +1,9 @@
-"""Training and measuring in this process, which is the command's or a worker."""
+"""Training a block in this process, which is the command's or a worker."""
 
-from collections.abc import Callable, Sequence
-
-from bench.config.run_config import RunConfig
 from bench.config.tuned import TunedBy
 from bench.errors import RunBroke
-from bench.execute import Effort
 from bench.execute.apart import run_apart
-from bench.execute.blocks import Block, Choice
-from bench.execute.choice import Choices
+from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
 from bench.progress import RunInPlan, SweepProgress
 from bench.train.memory import keep_freed_memory
@@ -17,21 +12,10 @@ from bench.train.stop import StopRequest
 
 
 def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, tuned_by: TunedBy | None) -> bool:
-    """Train a block; False if a signal asked to stop.
+    """Train a block for a purpose (`RunResult.plan`); False if a signal asked to stop.
 
-    Args:
-        block: the runs.
-        stop: a stop request.
-        progress: shows the progress.
-        plan: purpose of the runs (`RunResult.plan`).
-        tuned_by: the study that found their hyperparameters.
-
-    Raises:
-        RunBusy: another process trains some of the runs.
-        RunBroke: it failed.
-        UserError: it cannot be trained.
-        RunFailed: the disk is full or gone.
-        Exception: memory is short (`bench.train.memory.ran_out`).
+    RunBusy if another process trains some of the runs, RunBroke if it failed; other errors end the command, but for
+    lack of memory (`bench.train.memory.ran_out`).
     """
     keep_freed_memory()
     if block.lanes:
@@ -53,20 +37,3 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
         return False
     shown.end(result)
     return True
-
-
-def choose(
-    groups: Sequence[Sequence[RunConfig]],
-    effort: Effort,
-    processes: int,
-    say: Callable[[str], None],
-    stop: StopRequest,
-    measured: dict[object, Choice],
-) -> list[Choice]:
-    """How groups of runs with one `block_key` are executed, the largest first (`Choices`).
-
-    Raises:
-        UserError: a run cannot be trained.
-    """
-    choices = Choices(effort.engine, effort.width, say, processes, stop, measured)
-    return [choices.of(group) for group in groups]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
@@ -55,43 +56,32 @@ def ask_to_stop(topic: str) -> None:
 def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
     """Rows of runs of one command, and other values, as JSON for `train` and `measure`."""
     first = configs[0][0]
-    rows = [[settings_of(as_stored(config)) for config in row] for row in configs]
-    common = {name: v for name, v in rows[0][0].items() if all(s.get(name, rows) == v for row in rows for s in row)}
-    rest = [[{name: v for name, v in s.items() if name not in common} for s in row] for row in rows]
+    rows = [[{"id": config.run_id, "settings": settings_of(as_stored(config))} for config in row] for row in configs]
     places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
-    ids = [[config.run_id for config in row] for row in configs]
-    return json.dumps({"common": common, "rows": rest, "ids": ids, "places": places, "folder": str(Path.cwd())} | more)
+    common = {"rows": rows, "places": places, "folder": str(Path.cwd()), "mode": first.task_spec.mode}
+    return json.dumps(common | more)
 
 
 def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[RunConfig]]:
-    """The rows of runs in a job.
-
-    Raises:
-        UserError: the code of a task or an optimizer differs from the command's.
-    """
+    """The rows of runs in a job; UserError if the code of a task or an optimizer differs from the command's."""
     with suppress(OSError):  # names of plug-ins may be relative
         os.chdir(job["folder"])
-    rows = [[on_device(resolve(job["common"] | rest | places, recorded=True)) for rest in row] for row in job["rows"]]
-    for row, ids in zip(rows, job["ids"], strict=True):
-        for config, run_id in zip(row, ids, strict=True):
-            if config.run_id != run_id:
-                raise UserError(f"a worker has other code of {config.task} or {config.opt}; repeat the command")
+    rows = [[on_device(resolve(run["settings"] | places, recorded=True)) for run in row] for row in job["rows"]]
+    for config, run in zip(chain(*rows), chain(*job["rows"]), strict=True):
+        if config.run_id != run["id"]:
+            raise UserError(f"a worker has other code of {config.task} or {config.opt}; repeat the command")
     return rows
 
 
 def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
-    """Train a block of runs: a task of Dask.
+    """Train a block of runs: a task of Dask. Memory that is short is a MemoryError.
 
     Args:
-        text: of `as_job`, with `lanes`, `width`, `plan`, `tuned_by`, `token`, `topic` and `mode`.
+        text: of `as_job`, with `lanes`, `width`, `plan`, `tuned_by`, `token` and `topic`.
 
     Returns:
         Whether it has ended, or else was asked to stop; and, if this machine does not have the command's store, the
         files of finished blocks, by block and name.
-
-    Raises:
-        UserError: as `bench.execute.here.train`.
-        MemoryError: memory is short.
     """
     job = json.loads(text)
     places = job["places"]
@@ -110,38 +100,35 @@ def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
             if folder is not None:  # with the traceback
                 raise RunBroke(str(error).partition("; the traceback is in")[0]) from None
             raise
-        return ended, {} if folder is None or not ended else _files(Path(folder))
+        files = dict[str, dict[str, bytes]]()
+        for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
+            files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
+        return ended, files
 
 
 def measure(text: str, effort: Effort, measured: dict[object, Any]) -> tuple[list[Any], dict[object, Any]]:
-    """Choose how groups of runs are executed (`bench.execute.here.choose`): a task of Dask.
+    """Choose how groups of runs are executed: a task of Dask.
 
     Args:
-        text: of `as_job`, a group in each row, with `processes`, `topic` and `mode`.
+        text: of `as_job`, a group in each row, with `processes` and `topic`.
         effort: of the command.
         measured: earlier measurements.
 
     Returns:
         The choices, and all measurements.
-
-    Raises:
-        UserError: a run cannot be trained.
     """
     job = json.loads(text)
     with _working(job) as (stop, progress):
         groups = _configs_of(job, job["places"])
-        from bench.execute import here
+        from bench.execute.choice import Choices
 
-        return here.choose(groups, effort, job["processes"], progress.say, stop, measured), measured
+        choices = Choices(effort.engine, effort.width, progress.say, job["processes"], stop, measured)
+        return [choices.of(group) for group in groups], measured
 
 
 @contextmanager
 def _working(job: Mapping[str, Any]) -> Iterator[tuple[StopRequest, SweepProgress]]:
-    """Take the process for a job: its stop request, and the display that reports to the command.
-
-    Raises:
-        MemoryError: the job failed for lack of memory, which it has returned.
-    """
+    """Take the process for a job: its stop request, and the display that reports to the command."""
     short = ""
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
@@ -164,20 +151,8 @@ def _working(job: Mapping[str, Any]) -> Iterator[tuple[StopRequest, SweepProgres
             raise MemoryError(short)
 
 
-def _files(store: Path) -> dict[str, dict[str, bytes]]:
-    """The files of finished blocks, by block and name."""
-    return {
-        done.parent.name: {path.name: path.read_bytes() for path in done.iterdir()} for done in store.glob(f"*/{DONE}")
-    }
-
-
 class WorkerProgress(SweepProgress):
-    """Reports the progress of this worker as events of Dask.
-
-    Args:
-        topic: of the events.
-        mode: whether the metric is better when smaller (`min`) or larger (`max`).
-    """
+    """Reports the progress of this worker as events of Dask with a topic."""
 
     def __init__(self, topic: str, mode: Any) -> None:
         super().__init__("", mode, enabled=False)

@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def existing(path: Path) -> Path:
     """The path, or its nearest parent that exists, even as a broken link."""
-    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
 def sync(path: Path) -> None:
@@ -44,23 +44,15 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
-    """Write strict JSON atomically."""
+    """Write strict JSON atomically; the folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         json.dump(plain(value), file, allow_nan=False, **options)
 
 
 @contextmanager
 def disk_errors(store: Path, todo: str = "") -> Iterator[None]:
-    """Convert disk errors into one line for the user.
-
-    Args:
-        store: its folder.
-        todo: what to do if it cannot be created or written at all.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-        UserError: it is read-only or gone, and `todo` is given.
-    """
+    """Convert disk errors into one line for the user: RunFailed, or UserError if `todo` says what to do."""
     try:
         yield
     except OSError as error:
@@ -75,12 +67,6 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Abstra
     return disk_errors(store, todo)
 
 
-def copy(path: Path, to: Path) -> None:
-    """Copy a file and flush the copy."""
-    shutil.copyfile(path, to)
-    sync(to)
-
-
 def remove(path: Path) -> None:
     """Remove an obsolete folder, link or file; failures are ignored."""
     with suppress(OSError):
@@ -88,9 +74,3 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
-    with suppress(OSError):
-        folder.rmdir()

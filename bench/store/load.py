@@ -1,16 +1,16 @@
-"""The only loader of a store's data: records, blocks, studies, checks, plans, claims.
-
-Types are checked; nothing named in the data is imported, and links are ignored.
-"""
+"""The only loader of a store: types are checked, nothing named in the data is imported, linked files are not read."""
 
 import json
+import os
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from bench.store.record import RunResult, adapter, contradiction
+from bench.config.run_config import id_of
+from bench.store.record import RunResult
 from bench.text import clean, located, why_wrong
 
 T = TypeVar("T")
@@ -24,13 +24,17 @@ class Damaged(Exception):
         self.path, self.why = path, why
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file; a link counts as missing.
+def is_there(path: Path) -> os.stat_result | None:
+    """The `stat` result of a regular file; None if it does not exist or is a link."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return None
+    return state if stat.S_ISREG(state.st_mode) else None
 
-    Raises:
-        FileNotFoundError: it does not exist.
-        Damaged: it cannot be read.
-    """
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file; FileNotFoundError if there is none, `Damaged` if it cannot be read."""
     if is_there(path) is None:
         raise FileNotFoundError(path)
     try:
@@ -41,14 +45,15 @@ def read_bytes(path: Path) -> bytes:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
 
 
-def parse(text: bytes, kind: type[T], path: Path) -> T:
-    """JSON as a value of a type.
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)  # building it takes longer than reading a record
 
-    Raises:
-        Damaged: it is invalid.
-    """
+
+def parse(text: bytes, kind: type[T], path: Path) -> T:
+    """JSON as a value of a type; `Damaged` if it is invalid."""
     try:
-        return adapter(kind).validate_json(text)
+        return _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, located(first, json.loads(text)) if first["loc"] else []))[:100]
@@ -56,31 +61,15 @@ def parse(text: bytes, kind: type[T], path: Path) -> T:
 
 
 def parse_record(text: bytes, path: Path) -> RunResult:
-    """A line as the record of a run.
-
-    Raises:
-        Damaged: it is invalid or inconsistent.
-    """
+    """A line as the record of a run; `Damaged` if it is invalid, or its id is not the hash of its identity."""
     run = parse(text, RunResult, path)
-    if why := contradiction(run):
-        raise Damaged(path, f"{run.run_id}: {why}")
+    if not all({"step", "train_s"} <= row.keys() for row in run.validations):
+        raise Damaged(path, f"{run.run_id}: an evaluation lacks its step or seconds")
+    if run.identity and id_of(run.config["task"], run.config["opt"], run.identity) != run.run_id:
+        raise Damaged(path, f"{run.run_id}: run_id is not the hash of its identity")
     return run
 
 
 def read(path: Path, kind: type[T]) -> T:
-    """A JSON file as a value of a type.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        Damaged: it is invalid.
-    """
+    """A JSON file as a value of a type; FileNotFoundError if there is none, `Damaged` if it is invalid."""
     return parse(read_bytes(path), kind, path)
-
-
-def is_there(path: Path) -> Any:
-    """The `stat` result of a regular file; None if it does not exist or is a link."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found if stat.S_ISREG(found.st_mode) else None

@@ -7,7 +7,6 @@ lock this process holds is never opened a second time. A child that was forked d
 import errno
 import fcntl
 import os
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,31 +18,28 @@ LOCK = "lock"
 TRIES, PAUSE_SECONDS = 20, 0.005
 """Readers that look whether a block is locked hold a shared lock for an instant, so taking it is repeated. Ours."""
 
-_held: set[tuple[int, int]] = set()
-_opening = threading.Lock()
+_held: set[tuple[int, int] | None] = set()
 
 
 class Lock:
     """The lock of a block's folder, which is created if needed, until `release`.
 
-    Raises:
-        RunBusy: another process holds it, or this one.
-        UserError: the file system has no locks.
-        OSError: the file cannot be created.
+    If it is taken, also by this process, it raises `busy`; UserError if the file system has no locks.
     """
 
     def __init__(self, folder: Path, busy: RunBusy) -> None:
         self.path = folder / LOCK
         for _ in range(TRIES):
             folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError), _opening:  # a process that ends just now removes an empty folder
-                if _key(self.path) in _held:
+            with suppress(FileNotFoundError):  # a process that ends just now removes an empty folder
+                if (key := _key(self.path)) is not None and key in _held:
                     break
                 self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
                 try:
                     fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if self.is_intact:
-                        _held.add(_key(self.path) or (0, 0))
+                        self._id = _key(self.path)
+                        _held.add(self._id)
                         return
                 except OSError as error:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
@@ -63,40 +59,37 @@ class Lock:
             return False
 
     def release(self) -> None:
-        """Remove the file and drop the lock; does nothing the second time."""
+        """Remove the file, drop the lock, and remove the folder if it is empty; does nothing the second time."""
         if self._handle < 0:
             return
-        if self.is_intact:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self.is_intact:
                 self.path.unlink()
-        with _opening:
-            stat = os.fstat(self._handle)
-            _held.discard((stat.st_dev, stat.st_ino))
-            os.close(self._handle)
+        os.close(self._handle)
+        _held.discard(self._id)
         self._handle = -1
+        with suppress(OSError):
+            self.path.parent.rmdir()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains the block in this folder."""
     path = folder / LOCK
-    with _opening:
-        if is_there(path) is None:
-            return False
-        if _key(path) in _held:
-            return True
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # it was just removed, or belongs to another user
-            return False
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in (errno.EAGAIN, errno.EACCES)
-        finally:
-            os.close(handle)
+    if (key := _key(path)) is None or key in _held:
+        return key is not None
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # it was just removed, or belongs to another user
+        return False
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(handle)
     return False
 
 
 def _key(path: Path) -> tuple[int, int] | None:
-    stat = is_there(path)
-    return None if stat is None else (stat.st_dev, stat.st_ino)
+    state = is_there(path)
+    return None if state is None else (state.st_dev, state.st_ino)

@@ -1,17 +1,14 @@
 """The record of a run: settings, outcome, and everything needed to compare it without imports."""
 
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
-from bench.config.run_config import id_of
-from bench.text import counted, is_number
+from bench.text import is_number
 from optimizers.plugins import bare
 
 Mode = Literal["min", "max"]
@@ -76,101 +73,63 @@ else:
 
 @dataclass
 class RunResult:
-    """The record of a run. All numbers are finite; missing values are None.
-
-    Attributes:
-        run_id: `task-opt-hash`.
-        status: how it ended; `running` during training.
-        reason: one sentence on the status, or None.
-        config: the resolved configuration.
-        task_name: the name in the spec of a task given as `file.py:SPEC`; else empty.
-        identity: the text hashed into `run_id` (`RunConfig.identity`); empty if unknown.
-        problem: settings, in dotted form, that define its problem: the budget, and options beyond the task's
-            defaults.
-        chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
-        versions: of the suite, its libraries, and the specs.
-        metric: the compared metric, and its split (`accuracy`, `test`).
-        select_split: the split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if
-            unknown. If it is `train` and `split` is not, the best step was chosen on training data.
-        mode: whether the metric is better when smaller (`min`) or larger (`max`).
-        scale: scale of comparisons (`TaskSpec.scale`); empty if unknown.
-        target: target value of the metric on the selection split, or None.
-        measures: whether the task has measurements.
-        formula: the optimizer's update rule in one line; empty if it has none.
-        traits: the optimizer's traits (`optimizers.registry.Traits`).
-        final: that metric at the last step.
-        best: that metric at the best step on the selection split.
-        best_step: that step.
-        metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then
-            name.
-        validations: by evaluation: step, seconds of training, values on the selection split.
-        steps: number of optimizer steps; `skipped` of them changed nothing (gradient overflow under a GradScaler).
-        steps_to_target: when the target was first reached, or None.
-        seconds_to_target: the same in seconds.
-        wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
-        cap_share: share of steps whose applied step was below the raw one.
-        saturated_at: the step that alone made the gradient 0 (`bench.train.watch.SATURATING`), or None.
-        step_of: method and parameter roles of the curve's step sizes, if groups differ.
-        part: the used part of the data, and the model if it is not the task's namesake; None for the whole task.
-        memory: peak bytes on host and device, of the process; lanes share it.
-        environment: machine, devices, threads.
-        facts: facts about the problem instance (`TaskData.facts`) and the model (`Task.facts`).
-        engine: `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
-        unscheduled: whether a requested schedule was ignored, since the optimizer needs none.
-        tuned_by: the study of its hyperparameters (`--tuned`), or None.
-        tuned_on: the selection split of that study; None if there is none or it is unknown.
-        thinned: whether the curve has fewer rows than the run has steps.
-        specimen: a sample of the trained model's output (`Task.specimen`), or None; lanes have none.
-        begun: start of training, in UTC; empty if unknown. It survives resuming.
-        plan: first purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for
-            a single run.
-    """
+    """The record of a run. All numbers are finite; missing values are None."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    run_id: RunId
-    config: Config
-    status: Status = "running"
-    reason: str | None = None
-    identity: Json = field(default_factory=dict)
+    run_id: RunId  # `task-opt-hash`
+    config: Config  # the resolved configuration
+    status: Status = "running"  # how it ended; `running` during training
+    reason: str | None = None  # one sentence on the status
+    identity: Json = field(default_factory=dict)  # what is hashed into `run_id` (`RunConfig.identity`), if known
+    # Settings, in dotted form, that define its problem: the budget, and options beyond the task's defaults.
     problem: Json = field(default_factory=dict)
+    # Settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
     chosen: Json = field(default_factory=dict)
-    versions: Facts = field(default_factory=dict)
-    metric: str = ""
-    split: str = ""
+    versions: Facts = field(default_factory=dict)  # of the suite, its libraries, and the specs
+    metric: str = ""  # the name of the compared metric (`accuracy`)
+    split: str = ""  # the split of that metric (`test`)
+    # The split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if unknown.
     select_split: str = ""
-    mode: Mode = "min"
-    scale: Literal["", "linear", "log"] = ""
-    target: float | None = None
-    measures: bool = False
-    formula: str = ""
-    traits: list[str] = field(default_factory=list)
-    final: float | None = None
-    best: float | None = None
-    best_step: Count | None = None
+    mode: Mode = "min"  # whether the metric is better when smaller (`min`) or larger (`max`)
+    scale: Literal["", "linear", "log"] = ""  # scale of comparisons (`TaskSpec.scale`); empty if unknown
+    target: float | None = None  # target value of the metric on the selection split
+    measures: bool = False  # whether the task has measurements
+    formula: str = ""  # the optimizer's update rule in one line
+    traits: list[str] = field(default_factory=list)  # the optimizer's (`optimizers.registry.Traits`)
+    final: float | None = None  # the metric at the last step
+    best: float | None = None  # the metric at the best step on the selection split
+    best_step: Count | None = None  # that step
+    # All values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
     metrics: Metrics = field(default_factory=dict)
+    # By evaluation: step, seconds of training, values on the selection split.
     validations: list[Row] = field(default_factory=list)
-    steps: Count = 0
-    skipped: Count = 0
-    steps_to_target: Count | None = None
-    seconds_to_target: Seconds | None = None
-    wall_s: Seconds = 0.0
-    train_s: Seconds = 0.0
+    steps: Count = 0  # number of optimizer steps
+    skipped: Count = 0  # steps that changed nothing: the gradient overflowed under a GradScaler
+    steps_to_target: Count | None = None  # when the target was first reached
+    seconds_to_target: Seconds | None = None  # the same in seconds
+    wall_s: Seconds = 0.0  # seconds from first step to end, evaluation included
+    train_s: Seconds = 0.0  # seconds without evaluation
+    # Share of steps whose applied step was below the raw one.
     cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    # The step that alone made the gradient 0 (`bench.train.watch.SATURATING`).
     saturated_at: Count | None = None
-    step_of: str = ""
+    step_of: str = ""  # method and parameter roles of the curve's step sizes, if groups differ
+    # The used part of the data, and the model if it is not the task's namesake; None for the whole task.
     part: str | None = None
-    memory: dict[str, Count] = field(default_factory=dict)
-    environment: Facts = field(default_factory=dict)
-    facts: Json = field(default_factory=dict)
+    memory: dict[str, Count] = field(default_factory=dict)  # peak bytes on host and device, of all lanes together
+    environment: Facts = field(default_factory=dict)  # machine, devices, threads
+    facts: Json = field(default_factory=dict)  # about the problem instance (`TaskData.facts`) and model (`Task.facts`)
+    # `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
     engine: str = "lightning"
-    unscheduled: bool = False
-    tuned_by: str | None = None
-    tuned_on: str | None = None
-    thinned: bool = False
-    specimen: str | None = None
-    task_name: Name | Literal[""] = ""
-    begun: Moment | Literal[""] = ""
+    unscheduled: bool = False  # whether a requested schedule was ignored, since the optimizer needs none
+    tuned_by: str | None = None  # the study of its hyperparameters (`--tuned`)
+    tuned_on: str | None = None  # the selection split of that study, if known
+    thinned: bool = False  # whether the curve has fewer rows than the run has steps
+    specimen: str | None = None  # a sample of the trained model's output (`Task.specimen`); lanes have none
+    task_name: Name | Literal[""] = ""  # the name in the spec of a task given as `file.py:SPEC`
+    begun: Moment | Literal[""] = ""  # start of training, in UTC, also of one that was resumed; empty if unknown
+    # First purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for one alone.
     plan: str | None = None
 
     @property
@@ -233,34 +192,11 @@ class RunResult:
         return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
 
-def contradiction(run: RunResult) -> str | None:
-    """The contradiction in a record, or None: its id is the hash of its identity, and evaluations have their step."""
-    if not all("step" in row and "train_s" in row for row in run.validations):
-        return "an evaluation lacks its step or seconds"
-    if run.identity and id_of(run.config["task"], run.config["opt"], run.identity) != run.run_id:
-        return "run_id is not the hash of its identity"
-    return None
-
-
-@cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The JSON validator of a type; cached, since building it takes longer than reading a record."""
-    return TypeAdapter(kind)
-
-
-def made_on(runs: Iterable[RunResult]) -> str:
-    """Processors, threads, versions and days of runs, in words."""
-    machines: dict[str, set[str]] = {}
-    versions: dict[str, set[str]] = {"torch": set(), "lightning": set()}
-    days = set[str]()
-    for run in runs:
-        env = run.environment
-        name = re.sub(r"\((R|TM)\)| Processor", "", str(env.get("gpu") or env.get("cpu") or "an unknown machine"))
-        threads = env.get("threads")
-        machines.setdefault(counted(threads, "thread") if threads else "unknown threads", set()).add(name)
-        days.add(run.begun[:10])
-        for package, own in versions.items():
-            own.add(str(run.versions.get(package, "unknown")))
-    places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
-    packages = [f"{package} {' or '.join(sorted(own))}" for package, own in versions.items()]
-    return ", ".join(["; ".join(places), *packages, " to ".join(sorted({min(days), max(days)}))])
+def made_on(runs: Sequence[RunResult]) -> str:
+    """Machines, versions and days of runs, in words."""
+    machines = sorted({run.machine for run in runs})
+    versions = sorted(
+        {f"{name} {run.versions.get(name, 'unknown')}" for name in ("torch", "lightning") for run in runs}
+    )
+    days = sorted(run.begun[:10] for run in runs)
+    return ", ".join(["; ".join(machines), *versions, " to ".join(dict.fromkeys([days[0], days[-1]]))])

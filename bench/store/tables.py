@@ -8,30 +8,27 @@ rows of each run: run_id, step, values, sorted by run and step.
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.errors import RunFailed
 from bench.store.files import replacing
 from bench.store.load import Damaged, is_there
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
 TABLES = ("measurements", "curve")  # a column in both is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 ROW_GROUP = 10_000
-"""Rows of a row group, or one run if longer: a run of 1,000 steps is read in 3 ms; with 50,000 rows it takes 7."""
-MISSING = "it does not exist, or is not a regular file"
-"""What is wrong with the table of a run that must have one."""
+"""Rows of a row group: queries skip those of other runs."""
 _PART = re.compile(r"part-([0-9]{12})\.npz")
 
 Columns = dict[str, "NDArray[np.float64]"]
@@ -55,11 +52,16 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"], runs: int) -> "Rows":
-        """Consecutive rows as one."""
+        """Consecutive rows as one; RunFailed if their measurements have different names."""
         import numpy as np
 
-        names = next((rows.names for rows in parts if rows.names), ())
         measured = [rows for rows in parts if rows.names]
+        names = measured[0].names if measured else ()
+        if other := next((rows.names for rows in measured if rows.names != names), None):
+            raise RunFailed(
+                f"the measurements of the run began with {', '.join(names)}, and the task now gives {', '.join(other)};"
+                " train again with --rerun"
+            )
         return cls(
             np.concatenate([np.empty((0, runs, len(CURVE_FIELDS) - 1)), *(rows.curve for rows in parts)]),
             names,
@@ -67,17 +69,21 @@ class Rows:
             np.concatenate([np.empty((0, runs, len(names))), *(rows.values for rows in measured)]),
         )
 
-    def tables(self, place: int, last: int | None = None) -> dict[str, Columns]:
+    def tables(self, place: int, last: float = math.inf) -> dict[str, Columns]:
         """The tables of the run with this index, up to step `last`; without those of which no run has rows."""
         import numpy as np
 
         steps = np.arange(1.0, len(self.curve) + 1)
-        named = {"measurements": (self.names, self.steps, self.values), "curve": (CURVE_FIELDS[1:], steps, self.curve)}
         tables = dict[str, Columns]()
-        for table, (names, at, values) in named.items():
-            rows = len(at) if last is None else int(np.searchsorted(at, last, "right"))
+        for table, names, at, values in (
+            ("measurements", self.names, self.steps, self.values),
+            ("curve", CURVE_FIELDS[1:], steps, self.curve),
+        ):
             if names and len(at):
-                tables[table] = {"step": at[:rows], **dict(zip(names, values[:rows, place].T, strict=True))}
+                rows = values[at <= last, place].T
+                tables[table] = {"step": at[at <= last]} | {
+                    name: np.where(np.isfinite(row), row, np.nan) for name, row in zip(names, rows, strict=True)
+                }
         return tables
 
 
@@ -85,16 +91,12 @@ def parts_in(folder: Path) -> list[tuple[int, Path]]:
     """The parts in a block's folder with their last steps, in ascending order."""
     with suppress(OSError):
         names = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
-        return sorted((int(match[1]), path) for match, path in names if match and is_there(path))
+        return sorted((int(match[1]), path) for match, path in names if match)
     return []
 
 
 def write_part(folder: Path, step: int, rows: Rows) -> None:
-    """Write the rows up to this step as a part, flushed to disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the rows up to this step as a part, flushed to disk."""
     import numpy as np
 
     values = {"curve": rows.curve, "names": np.array(rows.names, str), "steps": rows.steps, "values": rows.values}
@@ -103,11 +105,9 @@ def write_part(folder: Path, step: int, rows: Rows) -> None:
 
 
 def read_parts(folder: Path, runs: int, until: float = math.inf) -> Rows:
-    """The rows of a block of so many runs in training, from the parts up to this step.
+    """The rows of a block of so many runs in training, from the parts up to this step; `Damaged` if steps are missing.
 
-    Raises:
-        Damaged: a part cannot be read, or steps are missing.
-        FileNotFoundError: a part has just been removed.
+    A part that has just been removed is a FileNotFoundError.
     """
     import numpy as np
 
@@ -124,8 +124,6 @@ def read_parts(folder: Path, runs: int, until: float = math.inf) -> Rows:
             raise Damaged(path, f"it cannot be read ({str(error).partition(chr(10))[0][:200]})") from None
         if rows.curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
             raise Damaged(path, f"its curve has the shape {rows.curve.shape}, and the part before ends at step {last}")
-        if rows.values.shape != (len(rows.steps), runs, len(rows.names)):
-            raise Damaged(path, f"its measurements have the shape {rows.values.shape}")
         parts.append(rows)
         last = step
     return Rows.joined(parts, runs)
@@ -143,123 +141,54 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     names = list(dict.fromkeys(name for table in tables.values() for name in table if name != "step"))
     if not names:
         return
-    parts, rows = [list[str]()], 0  # a row group each
-    for run_id in sorted(tables):
-        rows += len(tables[run_id]["step"])
-        if parts[-1] and rows > ROW_GROUP:
-            parts.append([])
-            rows = len(tables[run_id]["step"])
-        parts[-1].append(run_id)
+    ids = sorted(tables)
+    counts = [len(tables[run_id]["step"]) for run_id in ids]
     types = [pa.dictionary(pa.int32(), pa.string()), pa.int64(), *[pa.float64()] * len(names)]
     schema = pa.schema(zip(("run_id", "step", *names), types, strict=True))
-    options: dict[str, Any] = {
-        "compression": "zstd",
-        "use_dictionary": ["run_id"],
-        "write_statistics": ["run_id", "step"],
-        "write_page_checksum": True,
-    }
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
-        for ids in parts:
-            steps = [np.asarray(tables[run_id]["step"], np.int64) for run_id in ids]
-            places = np.repeat(np.arange(len(ids), dtype=np.int32), [len(own) for own in steps])
-            columns: list[Any] = [pa.DictionaryArray.from_arrays(places, ids), np.concatenate(steps)]
-            for name in names:
-                nothing = ([np.nan] * len(own) for own in steps)
-                own = [tables[run_id].get(name, none) for run_id, none in zip(ids, nothing, strict=True)]
-                column = np.concatenate([np.asarray(part, np.float64) for part in own])
-                columns.append(pa.array(column, mask=~np.isfinite(column)))
-            file.write_table(pa.table(columns, schema=schema))
+    places = np.repeat(np.arange(len(ids), dtype=np.int32), counts)
+    columns: list[Any] = [pa.DictionaryArray.from_arrays(places, ids)]
+    for name in ("step", *names):
+        parts = [tables[i].get(name, np.full(count, np.nan)) for i, count in zip(ids, counts, strict=True)]
+        values = np.concatenate(parts, dtype=np.float64)
+        columns.append(pa.array(values, schema.field(name).type, mask=~np.isfinite(values)))
+    options: dict[str, Any] = {"row_group_size": ROW_GROUP, "compression": "zstd", "use_dictionary": ["run_id"]}
+    options |= {"write_statistics": ["run_id", "step"], "write_page_checksum": True}
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns, schema=schema), temporary, **options)
 
 
 def read_parquet(path: Path, run_id: str) -> Columns:
-    """A run's rows of a finished table; empty if there is none.
-
-    Raises:
-        Damaged: it is not such a table.
-    """
-    import numpy as np
-
-    found = is_there(path)
-    if found is None:
+    """A run's rows of a finished table; empty if there is none. `Damaged` if it cannot be read."""
+    state = is_there(path)
+    if state is None:
         return {}
-    version = found.st_ino, found.st_size, found.st_mtime_ns
-    # pyarrow's `filters` would scan all row groups and take ten times as long.
-    groups = [i for i, ids in enumerate(_ends(path, version)) if ids is None or ids[0] <= run_id <= ids[1]]
-    rows, places = _row_groups(path, version, tuple(groups))
-    rows = rows.slice(*places.get(run_id, (0, 0)))
-    columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
-    for column in columns.values():
-        column[~np.isfinite(column)] = np.nan
-    _check_steps(path, columns["step"])
-    return columns
+    columns, places = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
+    return {name: values[places.get(run_id, slice(0))].copy() for name, values in columns.items()}
 
 
-@lru_cache(maxsize=256)
-def _ends(path: Path, version: tuple[int, ...]) -> list[tuple[str, str] | None]:
-    """The first and last run id of each row group; None for a group without statistics."""
-    with _opened(path) as file:
-        found = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
-    return [(own.min, own.max) if own is not None and own.has_min_max else None for own in found]
-
-
-@lru_cache(maxsize=4)  # boards read the runs of a block one by one
-def _row_groups(
-    path: Path, version: tuple[int, ...], groups: tuple[int, ...]
-) -> "tuple[pa.Table, dict[str, tuple[int, int]]]":
-    """The rows of row groups without run ids, and the first row and the number of rows of each run."""
-    with _opened(path) as file:
-        rows = file.read_row_groups(groups, use_threads=False)
-    places, first = dict[str, tuple[int, int]](), 0
-    for run_id, own in groupby(rows["run_id"].to_pylist()):
-        count = len(list(own))
-        if run_id in places:
-            raise Damaged(path, "its rows are not sorted by run")
-        places[run_id], first = (first, count), first + count
-    return rows.drop(["run_id"]), places
-
-
-def rows_of(path: Path) -> int:
-    """The number of rows of a finished table, from its metadata; 0 without a table.
-
-    Raises:
-        Damaged: it is not such a table.
-    """
-    if is_there(path) is None:
-        return 0
-    with _opened(path) as file:
-        return int(file.metadata.num_rows)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
-    """An open Parquet file with checked metadata; every error while it is open becomes `Damaged`."""
+@lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
+def _read(path: Path, version: tuple[int, ...]) -> tuple[Columns, dict[str, slice]]:
+    """The columns of a table, and the rows of each run."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            found = [(field.name, field.type) for field in file.schema_arrow]
-            if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
-                raise Damaged(path, "its columns are not run_id, step and numbers")
-            _check_curve(path, [name for name, _ in found[2:]])
-            yield file
-    except FileNotFoundError:
-        raise Damaged(path, MISSING) from None
-    except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
+            table = file.read(use_threads=False)
+        names = table.column_names
+        if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
+            raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
+        ids = table["run_id"].unify_dictionaries().combine_chunks()
+        columns = {name: table[name].to_numpy().astype(np.float64) for name in names[1:]}
+        codes, known = ids.indices.to_numpy(), ids.dictionary.to_pylist()
+    except (OSError, ValueError, TypeError, AttributeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
-
-
-def _check_steps(path: Path, steps: "NDArray[np.float64]") -> None:
-    import numpy as np
-
-    if not (np.diff(steps) > 0).all():
-        raise Damaged(path, "its steps do not increase")
-
-
-def _check_curve(path: Path, names: Sequence[str]) -> None:
-    if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
-        raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
+    for values in columns.values():
+        values[~np.isfinite(values)] = np.nan
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    ends = [*starts[1:], len(codes)]
+    return columns, {known[codes[start]]: slice(start, end) for start, end in zip(starts, ends, strict=False)}
 
 
 def can_be_columns(names: Sequence[str]) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, REPLACED, RUNS, TRACEBACK, name_of, read_block, results_in
-from bench.store.files import disk_errors, making, remove, remove_empty, replacing, sync
+from bench.store.block import CHECKPOINT, DONE, REPLACED, RUNS, TRACEBACK, name_of, read_block
+from bench.store.files import disk_errors, making, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.lock import Lock
 from bench.store.record import RunResult
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class BlockWriter:
     """The block of these runs, locked for this process and ready to train.
+
+    All methods raise RunFailed if the disk is full or gone, or the block was deleted, moved or replaced meanwhile.
 
     Args:
         store: its folder; created if needed.
@@ -46,19 +48,15 @@ class BlockWriter:
         self.folder = store / name_of([run.run_id for run in runs])
         self.checkpoint = self.folder / CHECKPOINT
         what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {self.folder.name}"
-        if self.folder.is_symlink():
-            raise UserError(f"{self.folder} is a symbolic link, and links are ignored; copy the folder itself")
         with making(store):
             self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
+        self.close = self._lock.release
         try:
             with disk_errors(store):
-                restore_replaced(self.folder)
-                if not again:
+                _restore_replaced(self.folder)
+                if not again and os.path.lexists(self.folder / DONE):
                     self._refuse_results(RunBusy(f"{what} was just trained by another process"))
-                clear(self.folder, state=not resume)
-                self._names = ()
-                with suppress(Damaged, FileNotFoundError):  # parts after the checkpoint, which will be dropped
-                    self._names = read_parts(self.folder, len(runs)).names
+                _clear(self.folder, state=not resume)
                 self._step = self._written = max((step for step, _ in parts_in(self.folder)), default=0)
                 self._rows = list[Rows]()
                 write_records(self.folder / RUNS, runs)
@@ -67,21 +65,13 @@ class BlockWriter:
             raise
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
-        """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them later.
-
-        Raises:
-            RunFailed: the store changed during the run.
-        """
+        """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
         self._rows.append(Rows(rows, (), rows[:0, 0, 0], rows[:0]))
         self._step += len(rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps.
-
-        Raises:
-            RunFailed: the names are invalid, or differ from those of an earlier call.
-        """
+        """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps."""
         import numpy as np
 
         if not names:
@@ -91,21 +81,11 @@ class BlockWriter:
                 f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
                 " capitals, and step, run_id and filename are reserved; rename the task's measurements"
             )
-        if tuple(names) != (self._names or tuple(names)):
-            raise RunFailed(
-                f"the measurements of {self.folder.name} began with {', '.join(self._names)}, and the task now gives"
-                f" {', '.join(names)}; train again with --rerun"
-            )
-        self._names = tuple(names)
         nothing = np.empty((0, len(self.runs), 4))
-        self._rows.append(Rows(nothing, self._names, np.array(steps, float), np.asarray(values, float)))
+        self._rows.append(Rows(nothing, tuple(names), np.array(steps, float), np.asarray(values, float)))
 
     def truncate(self, steps: int) -> None:
-        """Drop the rows after this step: these steps will be trained again.
-
-        Raises:
-            RunFailed: the disk is unavailable.
-        """
+        """Drop the rows after this step: these steps will be trained again."""
         self._rows = []
         with disk_errors(self.store):
             for step, path in parts_in(self.folder):
@@ -114,11 +94,7 @@ class BlockWriter:
         self._step = self._written = steps
 
     def flush(self) -> None:
-        """Write the rows since the last call to disk, before a checkpoint that relies on them.
-
-        Raises:
-            RunFailed: the disk is full, or the store changed during the run.
-        """
+        """Write the rows since the last call to disk, before a checkpoint that relies on them."""
         self._refuse_if_gone()
         if self._step > self._written:
             with disk_errors(self.store):
@@ -126,55 +102,35 @@ class BlockWriter:
             self._written, self._rows = self._step, []
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables and records in one atomic step. On failure, the block stays in training.
+        """Finish the block: write tables and records, in the order of the runs, in one atomic step.
 
-        The results are in the order of the runs. A run's tables end at its last step.
-
-        Raises:
-            RunFailed: the disk is full, the store changed during the run, or a curve lacks rows for some steps.
+        A run's tables end at its last step. On failure, the block stays in training.
         """
-        assert [result.run_id for result in results] == [run.run_id for run in self.runs]
-        assert all(result.finished for result in results)
         self._refuse_if_gone()
         try:
             rows = Rows.joined([read_parts(self.folder, len(self.runs)), *self._rows], len(self.runs))
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
-        written = list[tuple[RunResult, dict[str, Columns]]]()
-        for place, result in enumerate(results):
-            if len(rows.curve) < result.steps and not result.thinned:
-                raise RunFailed(
-                    f"the curve of {result.run_id} in {self.folder} has {len(rows.curve)} rows, and it made"
-                    f" {result.steps} steps: the store changed during the run; train it again with --rerun"
-                )
-            written.append((result, rows.tables(place, result.steps)))
-        out = self.folder / f".{uuid4().hex}"
-        try:
-            with disk_errors(self.store):
-                out.mkdir()
-                write_block(out, written)
-                self._refuse_if_gone()
-                commit(out, self.folder)
-        finally:
-            remove(out)
-        clear(self.folder, state=True)
+        if len(rows.curve) < max((result.steps for result in results if not result.thinned), default=0):
+            raise RunFailed(f"rows of {self.folder} were lost during the run; train it again with --rerun")
+        with disk_errors(self.store), _results(self.folder) as out:
+            write_block(out, [(result, rows.tables(place, result.steps)) for place, result in enumerate(results)])
+            self._refuse_if_gone()
         self.close()
 
     def leave(self, results: Sequence[RunResult]) -> None:
         """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
-        try:
-            with suppress(OSError, RunFailed):
-                self.flush()
-            with suppress(OSError, RunFailed):
-                self._refuse_if_gone()
-                write_records(self.folder / RUNS, results)
-        finally:
-            self.close()
+        with suppress(OSError, RunFailed):
+            self.flush()
+        with suppress(OSError, RunFailed):
+            self._refuse_if_gone()
+            write_records(self.folder / RUNS, results)
+        self.close()
 
     def drop(self) -> None:
         """Remove the block, unless it has results, a checkpoint or a traceback. After `end` this does nothing."""
         if self._lock.is_intact and not any(is_there(self.folder / name) for name in (CHECKPOINT, TRACEBACK)):
-            clear(self.folder, state=True)
+            _clear(self.folder, state=True)
         self.close()
 
     def keep_traceback(self, error: BaseException) -> Path | None:
@@ -185,15 +141,9 @@ class BlockWriter:
         try:
             path.write_text("".join(traceback.format_exception(error)), "utf-8", errors="backslashreplace")
         except OSError:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+            remove(path)
             return None
         return path
-
-    def close(self) -> None:
-        """Release the lock; all other files stay."""
-        self._lock.release()
-        remove_empty(self.folder)
 
     def _refuse_if_gone(self) -> None:
         """Raise if the folder was deleted or replaced: nobody would read further writes."""
@@ -201,45 +151,62 @@ class BlockWriter:
             raise RunFailed(f"{self.folder} was deleted, moved or replaced during training; repeat the command")
 
     def _refuse_results(self, trained: RunBusy) -> None:
-        """Refuse to train a block that has results, except for those of which a record is damaged.
-
-        Raises:
-            RunBusy: it has readable results (`trained`).
-            UserError: its results cannot be read.
-        """
-        done, why = self.folder / DONE, f"it has no {RUNS}"
-        if not os.path.lexists(done):
-            return
-        if results_in(self.folder) is not None:
-            try:
-                block = read_block(self.folder)
-            except Damaged as error:
-                why = error.why
-            else:
-                if block is None or not block.damaged:
-                    raise trained
-                if block.runs:
-                    return  # new results will replace it, and its other runs are read until then
-                why = block.damaged[0].why
-        raise UserError(f"{done} cannot be used ({why}); move it away, and repeat the command")
+        """Raise `trained`, or UserError if the results cannot be read: they are not replaced unasked."""
+        try:
+            read_block(self.folder)
+        except Damaged as error:
+            done = self.folder / DONE
+            raise UserError(f"{done} cannot be used ({error.why}); move it away, and repeat the command") from None
+        raise trained
 
 
 def remove_state(folder: Path) -> None:
     """Remove an interrupted block, unless another process has taken it."""
     with suppress(RunBusy, OSError):
         lock = Lock(folder, RunBusy())
-        try:
-            clear(folder, state=True)
-        finally:
-            lock.release()
-            remove_empty(folder)
+        _clear(folder, state=True)
+        lock.release()
 
 
-def clear(folder: Path, *, state: bool) -> None:
-    """Remove what a killed process left half written, and a traceback; with `state`, all but results and logs.
+@contextmanager
+def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
+    """An empty folder whose files, if any, become the results of a block at the end of the context, under its lock.
 
-    The caller has the lock.
+    If a process trains the block, it raises `busy`.
     """
+    lock = Lock(folder, busy)
+    try:
+        _restore_replaced(folder)
+        with _results(folder) as out:
+            yield out
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _results(folder: Path) -> Iterator[Path]:
+    """As `new_results`, for the caller that has the lock; on failure, the block has the results that it had."""
+    done, old, out = folder / DONE, folder / REPLACED, folder / f".{uuid4().hex}"
+    out.mkdir()
+    try:
+        yield out
+        if not any(out.iterdir()):
+            return
+        sync(out)
+        with suppress(FileNotFoundError):
+            done.rename(old)
+        out.rename(done)
+        sync(folder)
+        sync(folder.parent)
+        remove(old)
+        _clear(folder, state=True)
+    finally:
+        remove(out)
+        _restore_replaced(folder)
+
+
+def _clear(folder: Path, *, state: bool) -> None:
+    """Remove what a killed process left half written, and a traceback; with `state`, all but results and logs."""
     paths = [path for path in folder.iterdir() if path.name[0] == "."]
     paths += [folder / TRACEBACK, (folder / CHECKPOINT).with_suffix(".tmp")]
     if state:
@@ -248,8 +215,8 @@ def clear(folder: Path, *, state: bool) -> None:
         remove(path)
 
 
-def restore_replaced(folder: Path) -> None:
-    """Restore results that a killed process was replacing; the caller has the lock."""
+def _restore_replaced(folder: Path) -> None:
+    """Restore results that a killed or failed process was replacing."""
     old, done = folder / REPLACED, folder / DONE
     if os.path.lexists(done):
         remove(old)
@@ -257,77 +224,20 @@ def restore_replaced(folder: Path) -> None:
         old.rename(done)
 
 
-def commit(out: Path, folder: Path) -> None:
-    """Move results, a folder on the same file system, into their block in place of others, and flush them to disk.
-
-    The caller has the lock.
-
-    Raises:
-        OSError: a rename or a flush failed; the block has the results that it had.
-    """
-    done, old = folder / DONE, folder / REPLACED
-    sync(out)
-    try:
-        with suppress(FileNotFoundError):
-            done.rename(old)
-        out.rename(done)
-    except OSError:
-        restore_replaced(folder)
-        raise
-    sync(folder)
-    sync(folder.parent)
-    remove(old)
-
-
-@contextmanager
-def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
-    """An empty folder whose files, if any, become the results of a block at the end of the context, under its lock.
-
-    Raises:
-        RunBusy: a process trains the block (`busy`).
-        OSError: they cannot be written.
-    """
-    lock = Lock(folder, busy)
-    out = folder / f".{uuid4().hex}"
-    try:
-        restore_replaced(folder)
-        out.mkdir()
-        yield out
-        if any(out.iterdir()):
-            commit(out, folder)
-            clear(folder, state=True)
-    finally:
-        remove(out)
-        lock.release()
-        remove_empty(folder)
-
-
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write records, one per line, after checking that they can be read back.
-
-    Raises:
-        RunFailed: a record is unreadable: its task or optimizer returned a value that a record cannot hold.
-        OSError: the file cannot be written.
-    """
+    """Write records, one per line; RunFailed if a task or optimizer returned a value that a record cannot hold."""
     try:
         lines = [strict_json(vars(run)).encode() for run in runs]
         for line in lines:
             parse_record(line, path)
-    except (TypeError, ValueError) as error:
-        raise RunFailed(f"a record cannot be stored: {error}") from None
-    except Damaged as error:
-        raise RunFailed(f"a record cannot be stored: {error.why}") from None
+    except (TypeError, ValueError, Damaged) as error:
+        raise RunFailed(f"a record cannot be stored: {getattr(error, 'why', error)}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns]]]) -> None:
-    """Write finished runs with their tables as the results of one block, into this folder.
-
-    Raises:
-        RunFailed: a record cannot be stored.
-        OSError: a file cannot be written.
-    """
+    """Write finished runs with their tables as the results of one block, into this folder."""
     write_records(done / RUNS, [run for run, _ in runs])
     for name in TABLES:
         write_columns(done / f"{name}.parquet", {run.run_id: tables[name] for run, tables in runs if name in tables})
