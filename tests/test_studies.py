@@ -22,7 +22,7 @@ from bench.text import CONVERGED
 from bench.tuning import summary, training, tuned
 from bench.tuning.design import TPE_STARTUP
 from bench.tuning.space import point_key
-from bench.tuning.spec import StudySpec, default_trials, make_spec, reporting_seeds, trials_of, tuning_seeds
+from bench.tuning.spec import StudySpec, default_trials, make_spec, trials_of
 from bench.tuning.study import Study
 from tests.stored import put
 
@@ -130,13 +130,6 @@ def test_tpe_begins_with_the_sequence_and_then_follows_scores(tmp_path: Path) ->
     assert [trial.point["opt.lr"] for trial in shorter.result().trials] == points[:11]
 
 
-def test_more_trials_continue_and_fewer_are_a_prefix(tmp_path: Path) -> None:
-    finish(study_in(tmp_path, 5, report=False))
-    more = study_in(tmp_path, 7, report=False)
-    assert len(finish(more)) == 4
-    assert len(study_in(tmp_path, 5).result().trials) == 5
-
-
 def test_a_grid_grows_beyond_an_edge_and_is_topped_up_after_it(tmp_path: Path) -> None:
     study = study_in(tmp_path, 3, total=14, report=False)
     finish(study, slope)
@@ -167,7 +160,7 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
     trained = finish(study)
     found = study.result()
     assert not broken.keys() & {config.run_id for config in trained}
-    assert [(trial.point, trial.reason) for trial in found.trials if trial.state == "failed"] == [
+    assert [(trial.point, trial.reason) for trial in found.trials if not trial.runs] == [
         ({"opt.lr": 0.1}, "the card fell out")
     ]
     assert found.best is not None
@@ -182,7 +175,7 @@ def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None
         for config in new:
             momentum = config.opt_options["momentum"]
             put(tmp_path, ended(config, lambda _, momentum=momentum: 10 - momentum))
-    failed = [trial for trial in study.result().trials if trial.state == "failed"]
+    failed = [trial for trial in study.result().trials if not trial.runs]
     assert failed
     for trial in failed:
         assert (trial.kind, trial.point["opt.momentum"] >= 1) == ("extension", True)
@@ -225,7 +218,7 @@ def test_failures_of_execution_end_up_in_the_study(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(training, "execute", execute)
     nothing: Any = None
     assert training.carry_out([study], nothing, Effort(), nothing)
-    failed = [trial.point for trial in study.result().trials if trial.state == "failed"]
+    failed = [trial.point for trial in study.result().trials if not trial.runs]
     assert failed == [{"opt.lr": 0.1}]
 
 
@@ -314,11 +307,6 @@ def test_the_default_number_of_trials_is_whole_combinations() -> None:
     assert default_trials(spec(opt__lr="0.1,1,10").design) == 3
     with pytest.raises(UserError, match="it must be a multiple of 2, since"):
         trials_of(spec(opt="adam", opt__weight_decay="0,0.1").design, 9)
-
-
-def test_seeds_are_how_many_or_which() -> None:
-    assert (tuning_seeds("2"), tuning_seeds("5,6"), tuning_seeds("10:12")) == ([1000, 1001], [5, 6], [10, 11])
-    assert (reporting_seeds("3"), reporting_seeds("5,")) == ([0, 1, 2], [5])
 
 
 def test_another_version_or_setting_is_another_study() -> None:

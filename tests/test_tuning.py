@@ -269,16 +269,6 @@ def test_a_full_disk_ends_the_study_which_continues(cli, monkeypatch: pytest.Mon
 
 
 @pytest.mark.deep
-def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "broken").mkdir()
-    (here / "broken" / "torch.py").write_text("import sys; print('no torch for you', file=sys.stderr); sys.exit(7)\n")
-    monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
-    answer = cli("tune", *SMALL, "--trials", 3, "--workers", 2)
-    assert answer.code == 0  # the command trains without them
-    assert "continuing without further workers: workers die at start (exit code 7): no torch for you\n" in answer.err
-
-
-@pytest.mark.deep
 def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_path: Path) -> None:
     words = ("--trials", 1, "--seeds", "1000,", "--report_seeds", 0, "--trainer.devices", 2, "--workers", 1)
     tuned = cli("tune", *SMALL, *words, "--json")
@@ -375,22 +365,6 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> 
     assert answer.code == 2
     assert message in last_line(answer)
     assert [path.name for path in here.iterdir()] in ([], ["tuned"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("tune", "--task is missing; see `bench list tasks`"),
-        ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
-        ("suite nothing", "unknown suite 'nothing'"),
-        ("suite theory --dry-run --workers 0", "--workers 0: write how many (--workers 2), or auto"),
-    ],
-)
-def test_words_without_a_study(cli, here: Path, words: str, message: str) -> None:
-    answer = cli(*words.split())
-    assert answer.code == 2
-    assert message in last_line(answer)
-    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -526,11 +500,3 @@ def test_a_dry_run_writes_nothing_and_the_suite_follows_it(cli, here: Path, monk
     again = cli("suite", "my.yaml", "--workers", 1, "--engine", "lanes", "--store", "new", "--json")
     assert strict_json(again.out)["studies"] == studies
     assert set((here / "new").glob("block-*")) == blocks
-
-
-def test_no_studies_are_no_error(cli, here: Path) -> None:
-    answer = cli("list", "studies")
-    assert list(here.iterdir()) == []
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"no studies in {os.environ['BENCH_STORE']}\n"
-    assert cli("list", "studies", "--json").out == "[]\n"

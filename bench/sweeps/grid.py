@@ -117,11 +117,7 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
 
 
 def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Option]) -> list[Any]:
-    """The values of a setting: those of a grid or a list, or else the single value.
-
-    Raises:
-        UserError: a grid is malformed, or a list empty.
-    """
+    """The values of a setting: of a grid or a list, or else the single value; `UserError` if malformed or empty."""
     group, _, name = key.partition(".")
     if not isinstance(raw, str | list) or not name:
         return [raw]
@@ -136,10 +132,6 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
 
 
 def settings_in(path: Path | None) -> dict[str, Any]:
-    """The settings of a YAML file for several runs, without seed and paths, which the command sets; none without file.
-
-    Raises:
-        UserError: it is invalid.
-    """
+    """The settings of a YAML file for several runs, without seed and paths, which commands set; none without file."""
     settings = flatten_yaml(path) if path else {}
     return {key: value for key, value in settings.items() if key not in ("seed", "data", "store") and value is not None}

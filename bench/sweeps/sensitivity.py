@@ -94,15 +94,8 @@ class Sensitivity:
 def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> Sensitivity:
     """Curves of the final metric, for each optimizer against the first varied setting with several numbers.
 
-    If an optimizer has no numbers, the x axis of all is text: the varied settings, or the optimizer.
-
-    Args:
-        results: runs of one task.
-        varied: dotted names of the varied settings.
-        mode: of the task's metric.
-
-    Raises:
-        UserError: no run has finished.
+    If an optimizer has no numbers, the x axis of all is text: the varied settings, or the optimizer. `results` are runs
+    of one task, `varied` dotted names; `UserError` if no run has finished.
     """
     ended = [run for run in results if run.finished]
     if not ended:
@@ -274,20 +267,13 @@ def _notes(sweep: Sensitivity) -> list[str]:
     """Notes on unfinished runs, and on how the best was chosen."""
     count = Counter(run.status for run in sweep.results)
     unfinished = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
-    points = [point for curve in sweep.curves for point in curve.points]
-    values = [value for point in points for value in (point.median, point.choice) if value is not None]
-    metric = next(run.metric for run in sweep.results if run.finished)
-    ties = sweep.above_infimum or min(values, default=math.inf) < selection.equal_below(values, metric)
-    notes = {
-        f"unfinished runs excluded: {unfinished}": unfinished,
-        f"runs with values at the time limit: {count['timeout']}": count["timeout"],
-        f"suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
-        " (our rule)": ties,
-        f"the best value was chosen by the {SELECTION}: the last evaluation during training, on the selection split": (
-            any(curve.chosen_apart for curve in sweep.curves)
-        ),
-    }
-    return [note for note, applies in notes.items() if applies]
+    apart = f"the best value was chosen by the {SELECTION}: the last evaluation during training, on the selection split"
+    return (
+        [f"unfinished runs excluded: {unfinished}"] * bool(unfinished)
+        + [f"runs with values at the time limit: {count['timeout']}"] * bool(count["timeout"])
+        + [f"gaps below {CONVERGED:g} count as equal: the middle is best (our rule)"] * sweep.above_infimum
+        + [apart] * any(curve.chosen_apart for curve in sweep.curves)
+    )
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
@@ -298,11 +284,7 @@ def as_json(sweep: Sensitivity) -> dict[str, Any]:
 
 
 def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> list[Path]:
-    """Write `sensitivity.md`, `.png` and `.pdf` of the results of this command.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Write `sensitivity.md`, `.png` and `.pdf` of the results of this command; `UserError` if that fails."""
     seeds = counted(len({run.config["seed"] for run in sweep.results}), "seed")
     about = f"Made by `{command}`: {counted(len(sweep.results), 'run')}, {seeds}. `*` marks the best, chosen on these"
     about += " seeds, which is optimistic: report results on other seeds."

@@ -61,7 +61,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Design:
-    """The points of a space that tuning tries, and their order; one of fewer trials is a prefix of one of more.
+    """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
     the ranges' middles outwards: the place nearest to the middle comes next, with distances relative to the ranges'
@@ -70,9 +70,7 @@ class Design:
     grows there by a decade. Without a range, the grid has all combinations.
     `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
     `TPESampler` (Bergstra et al., 2011) for the scores known so far.
-
-    Raises:
-        UserError: a range of a grid is narrower than its step.
+    A range of a grid may not be narrower than its step (`UserError`).
     """
 
     space: Space
@@ -113,19 +111,11 @@ class Design:
         return EXTENSION_LIMIT * self.combinations if grows else 0
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
-        """All points wanted so far, in the order in which they are tried.
+        """All points wanted so far, in the order in which they are tried; `UserError` if no design has this number.
 
         Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
-        append points.
-
-        Args:
-            trials: number of points of the design.
-            total: minimum number of points at the end. When the best is not at an edge, or the grid has reached its
-                limit, the next points in the design's order are added.
-            scores: the known ones; none by default.
-
-        Raises:
-            UserError: no design has such numbers.
+        append points. If there are fewer than `total` once a grid has stopped growing, the next ones in the design's
+        order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         if trials < 1:

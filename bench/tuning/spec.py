@@ -27,18 +27,11 @@ TUNING_SEEDS = 1000
 
 
 class StudySpec(BaseModel):
-    """The specification of a study; all fields are in its name, so those of shipped studies stay.
+    """The specification of a study; its name is a hash of all fields, so those of shipped studies stay.
 
-    Attributes:
-        task, opt, versions: what is tuned, with the versions of the task, the optimizer, and the optimizer for the
-            `rest`; for plug-ins also `task_package` and `opt_package`.
-        metric, mode: the compared metric, and whether it is better when smaller or larger.
-        settings: all settings of its runs that are not searched, in dotted form.
-        chosen: names of the non-default ones among them.
-        space: the search space, in the form of `bench.tuning.space.space_as_json`.
-        sampler: `grid`, `qmc` or `tpe`.
-        seeds: of the trials.
-        report_seeds: of the winner's runs afterwards; disjoint from `seeds`; empty if it is not run.
+    `versions` are of the task, the optimizer, and the optimizer for the `rest`, and packages of plug-ins; `settings`
+    are all that are not searched, in dotted form, and `chosen` names the non-default ones among them; `space` is as
+    `bench.tuning.space.space_as_json` gives it; the winner is run on `report_seeds`, disjoint from `seeds`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,20 +72,12 @@ class StudySpec(BaseModel):
         return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
-        """The configuration of a point with a seed, with its device decided; `places` are paths of data and store.
-
-        Raises:
-            UserError: a value is illegal, or the device does not exist.
-        """
+        """The configuration of a point with a seed and paths of data and store; `UserError` if it is illegal here."""
         words = {**self.settings, **point, "task": self.task, "opt": self.opt, "seed": seed, **places}
         return on_device(resolve(words, recorded=True))
 
     def typical(self, places: Mapping[str, Any]) -> RunConfig:
-        """A run from the middle of the space.
-
-        Raises:
-            UserError: the device does not exist.
-        """
+        """A run from the middle of the space; `UserError` if the device does not exist."""
         middle = {name: axis.middle if isinstance(axis, LogUniform) else axis[0] for name, axis in self.axes.items()}
         return self.config(middle, self.seeds[0], places)
 
@@ -167,38 +152,25 @@ def make_spec(
 
 
 def tuning_seeds(text: str) -> list[int]:
-    """Seeds of trials: how many (`2`: 1000 and 1001, which no report uses by default), or which (`5,6` or `10:15`).
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Seeds of trials: how many (`2`: 1000, 1001, which no report uses), or which (`5,6`, `10:15`), or `UserError`."""
     return [TUNING_SEEDS * counts_seeds(text) + seed for seed in read_seeds(text, example=5)]
 
 
 def reporting_seeds(text: str) -> list[int]:
-    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`).
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`), or `UserError`."""
     return read_seeds(text, "--report_seeds", 5)
 
 
 def default_trials(design: Design) -> int:
-    """The default number of points: nine, rounded up to whole combinations of the listed values of a grid.
+    """The default number of points: nine, rounded up to whole combinations of values, or all of lists alone.
 
-    It is the same for all methods: one with more hyperparameters must not get more trials. A design of lists alone has
-    all their combinations.
+    It is the same for all methods: one with more hyperparameters must not get more trials.
     """
     return math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations
 
 
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:
-    """The number of points of a design: the requested one, by default `default_trials`.
-
-    Raises:
-        UserError: no design has such a number.
-    """
+    """The requested number of points, by default `default_trials`; `UserError` if no design has such a number."""
     trials = default_trials(design) if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     design.wanted(trials)

@@ -25,17 +25,12 @@ from bench.tuning.spec import StudySpec
 
 @dataclass(frozen=True)
 class Trial:
-    """A tried point, with its finished runs, one for each tuning seed; none if it failed, with the reason."""
+    """A tried point, with its finished runs, one for each tuning seed; none and a reason if it failed."""
 
     point: Point
     kind: Kind
     runs: Sequence[RunResult] = ()
     reason: str = ""
-
-    @property
-    def state(self) -> str:
-        """Whether it has runs."""
-        return "completed" if self.runs else "failed"
 
 
 @dataclass
@@ -142,11 +137,8 @@ class Study:
         A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or a run failed.
         """
         above = above_infimum([run for trial in trials for run in trial.runs])
-        known: dict[Key, End] = {
-            point_key(trial.point): score_of(trial.runs, above, self.spec.mode) if trial.runs else None
-            for trial in trials
-        }
-        capped = {point_key(trial.point) for trial in trials if trial.runs and is_capped(trial.runs)}
+        known = {point_key(trial.point): score_of(trial.runs, above, self.spec.mode) for trial in trials}
+        capped = {point_key(trial.point) for trial in trials if is_capped(trial.runs)}
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
 
@@ -154,14 +146,9 @@ class Study:
 class StudyResult:
     """Results of a study, finished or not.
 
-    Attributes:
-        study, spec: the study, and what it searches.
-        trials: the tried points, in the order of the design.
-        scores: of the points by `point_key`; None for those without one.
-        best: the winner, or None if no trial has a score.
-        fresh, fresh_failed: the winner's runs on fresh seeds, and why others failed, by seed.
-        missing: number of wanted points that have not been tried.
-        todo: the runs that are wanted now, with stored ones of the same round; empty if nothing is left to do.
+    The trials are in the order of the design, of which `missing` points have not been tried; `scores` are by
+    `point_key`; `best` is the winner, None if no trial has a score; `fresh` are its runs on fresh seeds, `fresh_failed`
+    says why others failed, by seed; `todo` are the runs wanted now, with stored ones of the same round.
     """
 
     study: Study

@@ -44,13 +44,9 @@ Named = Annotated[dict[str, Settings | None], BeforeValidator(_by_name), Field(m
 
 
 class Tune(NoBooleans):
-    """How each optimizer is tuned.
+    """How each optimizer is tuned: number of trials, seeds of each (how many, or which), sampler.
 
-    Attributes:
-        trials: number of points of each design (`bench.tuning.spec.default_trials` by default).
-        seeds: of a trial: how many, or which.
-        sampler: of the design.
-        total: minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
+    `total` is the minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -64,13 +60,8 @@ class Tune(NoBooleans):
 class Suite(NoBooleans, BaseModel):
     """The content of a file in `configs/suites`.
 
-    Attributes:
-        title: one line.
-        tasks: settings by name, or names.
-        optimizers: settings by name, or names; a range or a list of values is searched.
-        settings: of all runs.
-        tune: how each optimizer is tuned.
-        seeds: fresh seeds of each winner: how many, or which.
+    `tasks` and `optimizers` are names, or settings by name, of which a range or a list of values is searched;
+    `settings` are of all runs; `seeds` are the fresh ones of each winner: how many, or which.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -115,11 +106,7 @@ class Suite(NoBooleans, BaseModel):
         return specs
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
-        """The studies of each task, before their budgets are made equal and their winners run.
-
-        Raises:
-            UserError: as for `specs`.
-        """
+        """The studies of each task (`specs`), before their budgets are made equal and their winners run."""
         tasks: dict[str, list[Study]] = {}
         specs = self.specs(places)
         for spec in specs:
@@ -153,11 +140,7 @@ class Suite(NoBooleans, BaseModel):
 
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
-    """The parts of a suite, restricted to these tasks and optimizers (all if None); empty parts are dropped.
-
-    Raises:
-        UserError: no part has a task or an optimizer with that name.
-    """
+    """The parts of a suite with these tasks and optimizers (all if None); `UserError` if no part has them."""
     kept = []
     for what, names, of in (("task", tasks, "tasks"), ("optimizer", opts, "optimizers")):
         check_known(f"{what} of the suite", names or (), {name: 0 for part in parts for name in getattr(part, of)})
@@ -176,11 +159,7 @@ def _text(seeds: int | list[int]) -> str:
 
 
 def load(name: str) -> list[Suite]:
-    """Load a suite from a file or by the name of a shipped one, as a list of its parts.
-
-    Raises:
-        UserError: it does not exist or is invalid.
-    """
+    """The parts of a suite from a file or by the name of a shipped one; `UserError` if there is no valid one."""
     path = suite_file(name)
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
@@ -204,15 +183,7 @@ def load(name: str) -> list[Suite]:
 
 @dataclass(frozen=True)
 class Step:
-    """A study of the plan.
-
-    Attributes:
-        spec: its specification.
-        trials: number of points wanted so far, and of those with a score.
-        fresh: number of fresh seeds, and of those that have run.
-        runs_left: number of remaining runs.
-        seconds: their estimated time on one worker.
-    """
+    """A study of the plan: numbers of trials and fresh seeds, wanted and stored; estimated seconds on one worker."""
 
     spec: StudySpec
     trials: tuple[int, int]
@@ -260,6 +231,7 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
 
 def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     """The plan for a terminal."""
+    heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     rows = [
         (
             *(step.spec.task, step.spec.opt, step.spec.name),
@@ -268,20 +240,13 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
         )
         for step in steps
     ]
-    heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     seconds, runs = sum(step.seconds for step in steps) / workers, sum(step.runs_left for step in steps)
     on_batches = [step.spec.opt for step in steps if TASKS[step.spec.task].batch_size != "full"]
-    whole = list(dict.fromkeys(opt for opt in on_batches if OPTIMIZERS[opt].traits.full_batch))
-    grows = any(step.spec.design.may_grow_by(step.trials[0]) for step in steps)
+    whole = listed(list(dict.fromkeys(opt for opt in on_batches if OPTIMIZERS[opt].traits.full_batch)))
+    about = f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')}, one at a time in each"
+    about += " (less with lanes); more if the best point of a grid is at its edge"
     note = "all samples at each step; sgd, sngd and sps are gd, ngd and ps on mini-batches"
-    return [
-        *shown(Table.of(heads, rows)),
-        f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')},"
-        " one run at a time in each (less with lanes), start not included"
-        + "; more if the best point of a grid is at its edge"
-        * grows,
-        *[f"{listed(whole)}: {note}"] * bool(whole),
-    ]
+    return [*shown(Table.of(heads, rows)), about, *[f"{whole}: {note}"] * bool(whole)]
 
 
 def by_task(results: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
@@ -295,30 +260,21 @@ def result_lines(results: Sequence[StudyResult]) -> list[str]:
     lines: list[str] = []
     for task, of_task in by_task(results).items():
         metric = f"{of_task[0].spec.metric}{of_task[0].metric_suffix}"
-        rows = [
-            (
-                result.spec.opt,
-                len(result.trials),
-                "none" if result.best is None else options_text(result.best.point),
-                None if result.score is None else score_text(result.score, result.spec.metric),
-                result.fresh_interval,
-                result.lr_at_boundary,
-                sum(run.steps for run in result.runs),
-            )
-            for result in of_task
-        ]
         heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
         gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
+        rows = []
+        for result in of_task:
+            best = "none" if result.best is None else options_text(result.best.point)
+            score = None if result.score is None else score_text(result.score, result.spec.metric)
+            steps = sum(run.steps for run in result.runs)
+            row = result.spec.opt, len(result.trials), best, score, result.fresh_interval, result.lr_at_boundary, steps
+            rows.append(row)
         lines += [task, *shown(Table.of([*heads, "at edge", gradients], rows)), ""]
     return lines
 
 
 def write(out: Path, results: Sequence[StudyResult], command: str) -> list[Path]:
-    """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`."""
     paths: list[Path] = []
     for task, of_task in by_task([result for result in results if result.best is not None]).items():
         for result in of_task:

@@ -16,15 +16,10 @@ from bench.tuning.study import StudyResult
 def lines(result: StudyResult) -> list[str]:
     """The table for a terminal."""
     spec, best, cost = result.spec, result.best, cost_of(result)
-    kinds, states = Counter(trial.kind for trial in result.trials), Counter(trial.state for trial in result.trials)
-    numbers = {
-        "by extension": kinds["extension"],
-        "by top-up": kinds["top-up"],
-        "failed": states["failed"],
-        "not done yet": result.missing,
-    }
+    kinds = Counter(f"by {trial.kind}" for trial in result.trials if trial.kind != "design")
+    kinds |= {"failed": sum(not trial.runs for trial in result.trials), "not done yet": result.missing}
     counts = [f"{counted(len(result.trials), 'trial')} of {counted(len(spec.seeds), 'seed')}"]
-    counts += [f"{n} {what}" for what, n in numbers.items() if n]
+    counts += [f"{n} {what}" for what, n in kinds.items() if n]
     facts = [("study", f"{result.study.name}: {', '.join(counts)}")]
     if best is None:
         facts.append(("best", "none: no trial has a score"))
@@ -51,8 +46,7 @@ def _notes(result: StudyResult) -> list[str]:
         value = axis.middle if result.best is None else result.best.point[name]
         if not axis.low <= value <= axis.high:
             notes.append(f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred there")
-    failed = [trial for trial in result.trials if trial.state == "failed"]
-    notes += [f"{options_text(trial.point)} failed: {trial.reason}" for trial in failed]
+    notes += [f"{options_text(trial.point)} failed: {trial.reason}" for trial in result.trials if not trial.runs]
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in result.fresh_failed.items()]
     saturated = sum(run.saturated_at is not None for run in result.fresh)
     return notes + [sensitivity.SATURATED] * (2 * saturated >= max(1, len(result.fresh)))
@@ -87,8 +81,8 @@ def as_json(result: StudyResult) -> dict[str, Any]:
     interval = result.fresh_interval
     low, high = (None, None) if interval is None else interval.ends
     tried = [
-        {"point": t.point, "kind": t.kind, "state": t.state, "score": result.scores.get(point_key(t.point))}
-        | {"cap_share": cap_share(t.runs)}
+        {"point": t.point, "kind": t.kind, "state": "completed" if t.runs else "failed"}
+        | {"score": result.scores.get(point_key(t.point)), "cap_share": cap_share(t.runs)}
         for t in result.trials
     ]
     fresh = {

@@ -44,11 +44,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
 def carry_out_suite(
     suite: Suite, studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True
 ) -> bool:
-    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
-
-    Raises:
-        UserError: a run cannot be trained; finished runs are stored.
-    """
+    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop."""
     spec = studies[0].spec
     while True:
         suite.advance(studies)

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def tuned_yaml(result: StudyResult) -> str:
-    """The winner's settings with their provenance, as the content of `configs/tuned/<task>/<optimizer>.yaml`.
-
-    Raises:
-        UserError: there is no winner.
-    """
+    """The winner's settings with their provenance, as `configs/tuned/TASK/OPT.yaml`; `UserError` without a winner."""
     import yaml
 
     if result.best is None:
@@ -82,11 +78,7 @@ def replaced(folder: Path, result: StudyResult) -> str | None:
 
 
 def write(folder: Path, result: StudyResult, command: str) -> list[Path]:
-    """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,png,pdf}`.
-
-    Raises:
-        UserError: the folder cannot be written, or there is no winner.
-    """
+    """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,png,pdf}`; `UserError` without a winner."""
     content, path = tuned_yaml(result), tuned_path(folder, result.spec)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +100,7 @@ def remember(result: StudyResult) -> None:
         {
             "point": dict(trial.point),
             "kind": trial.kind,
-            "state": trial.state,
+            "state": "completed" if trial.runs else "failed",
             "score": result.scores.get(point_key(trial.point)),
             "runs": [run.run_id for run in trial.runs],
         }
@@ -149,11 +141,7 @@ def journal(path: Path) -> "BaseStorage":
 
 
 def mirror(result: StudyResult, url: str) -> None:
-    """Add the trials of a study to a storage of Optuna, such as `sqlite:///studies.db`; those in it stay.
-
-    Raises:
-        UserError: the storage cannot be opened or written.
-    """
+    """Add the trials of a study to an Optuna storage such as `sqlite:///studies.db`; `UserError` if that fails."""
     try:
         _mirror(result, url)
     except Exception as error:  # each kind of storage raises its own
