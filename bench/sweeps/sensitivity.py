@@ -104,18 +104,15 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     for run in ended:
         by_opt.setdefault(run.config["opt"], []).append(settings_of(run.config))
     axes = {opt: _axis(settings, varied) for opt, settings in by_opt.items()}
-    numeric = all(axes.values())
+    numeric = all(x for x, _ in axes.values())
     words = [name for name in varied if name != "opt"] or ["opt"]
     groups: dict[tuple[Any, ...], dict[Any, list[RunResult]]] = {}
     for run in results:
-        if (opt := run.config["opt"]) not in axes:
-            continue
-        settings, key = settings_of(run.config), [opt]
-        x = settings.get(axes[opt]) if numeric else ", ".join(_text(settings.get(name)) for name in words)
-        for name in varied if numeric else []:
-            if name not in ("opt", axes[opt]) and len({_text(of_run.get(name)) for of_run in by_opt[opt]}) > 1:
-                key.append((name, _hashable(settings.get(name))))
-        groups.setdefault(tuple(key), {}).setdefault(x, []).extend([run] * run.finished)
+        if (opt := run.config["opt"]) in axes:
+            settings, (axis, others) = settings_of(run.config), axes[opt]
+            x = settings.get(axis) if numeric else ", ".join(_text(settings.get(name)) for name in words)
+            key = (opt, *((name, _hashable(settings.get(name))) for name in others if numeric))
+            groups.setdefault(key, {}).setdefault(x, []).extend([run] * run.finished)
     series: dict[Any, list[tuple[Any, ...]]] = {}  # combinations with one x each, as in a random design, are one curve
     for key, by_x in groups.items():
         series.setdefault(key if len(by_x) > 1 else key[0], []).append(key)
@@ -124,9 +121,9 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     least = selection.equal_below((selection.selected(run, above) for run in ended), ended[0].metric)
     apart = len({bare(opt) for opt in axes}) == len(axes)  # files with the same name may be in two folders
     curves = []
-    title = axes if numeric else dict.fromkeys(axes, " and ".join(words))
+    title = {opt: x if numeric else " and ".join(words) for opt, (x, _) in axes.items()}
     for keys in series.values():
-        opt, *others = keys[0] if len(keys) == 1 else keys[0][:1]
+        opt, *fixed = keys[0] if len(keys) == 1 else keys[0][:1]
         tried = [(x, key, group) for key in keys for x, group in groups[key].items()]
         scored = [_point(x, of, above, mode, dict(key[1:]) if len(keys) > 1 else {}) for x, key, of in tried if of]
         if numeric:
@@ -137,9 +134,9 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         usable = None
         if best is not None and numeric and len(points) > 1 and len(keys) == 1:
             usable = selection.good_range(scores, mode, best, gap=above)
-        xs = [x for x, *_ in tried]
+        xs = [x for x, *_ in tried if is_number(x)]
         at_edge = best is not None and usable is not None and points[best].x in (min(xs), max(xs))
-        name = [bare(opt) if apart else opt, *(f"{n.partition('.')[2] or n} {_text(value)}" for n, value in others)]
+        name = [bare(opt) if apart else opt, *(f"{n.partition('.')[2] or n} {_text(value)}" for n, value in fixed)]
         if points:
             curves.append(Curve(", ".join(name), opt, title[opt], points, best, usable, at_edge, len(keys) == 1))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
@@ -149,12 +146,13 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     return Sensitivity(results, varied, mode, metric, x, numeric, log, curves, above)
 
 
-def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> str:
-    """The number on the x axis: one with several values, lr first, then hyperparameters; empty if there is none."""
+def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> tuple[str, list[str]]:
+    """The number on the x axis, lr first, then hyperparameters, empty if there is none; other settings that vary."""
     numbers = [n for n in varied if all(is_number(v := of_run.get(n)) and math.isfinite(v) for of_run in settings)]
-    several = {name for name in numbers if len({of_run[name] for of_run in settings}) > 1}
+    several = [n for n in varied if n != "opt" and len({_hashable(of_run.get(n)) for of_run in settings}) > 1]
     order = {name: (name not in several, name != "opt.lr", not name.startswith("opt.")) for name in numbers}
-    return min(order, key=order.__getitem__, default="")
+    x = min(order, key=order.__getitem__, default="")
+    return x, [name for name in several if name != x]
 
 
 def _hashable(value: Any) -> Any:
