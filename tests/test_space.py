@@ -221,7 +221,7 @@ def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps() -> None:
     [
         ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting is needed"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 10, 0,
-         "--trials 10: it must be a multiple of 3, since each value of opt.lr is tried with 3 combinations of the"
+         "--trials 10: it must be a multiple of 3, since each value of opt.lr is tried with all combinations of the"
          " others"),
         ({"opt.lr": (1, 2), "opt.c": (1, 2)}, 9, 0,
          "--trials 9: these values make 4 settings: write --trials 4, or give a range (LOW:HIGH)"),
@@ -229,7 +229,7 @@ def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps() -> None:
          "--trials 3: these values make 2 settings: write --trials 2, or give a range (LOW:HIGH)"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001, "--trials 1001: a grid has at most 1000 points here"),
         ({"opt.lr": LR, "opt.c": LogUniform(1, 9)}, 9, 0,
-         "--opt.c 1:9: narrower than a grid step, a decade; use --sampler qmc, or give values such as A,B"),
+         "--opt.c 1:9: narrower than a decade; use --sampler qmc, or give values such as A,B"),
     ],
 )  # fmt: skip
 def test_grids_that_are_refused(space: dict, trials: int, total: int, error: str) -> None:

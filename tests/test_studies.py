@@ -281,7 +281,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"opt__lr": "0.1:0.11"}, "--opt.lr 0.1:0.11: narrower than a grid step, half a decade"),
+        ({"opt__lr": "0.1:0.11"}, "--opt.lr 0.1:0.11: narrower than half a decade"),
         ({"seeds": [0, 1], "reports": [1]}, "--seeds and --report_seeds share 1"),
         ({"seed": 3}, "--seed 3: trials have several"),
         ({"logger": "csv"}, "--logger: trials have none"),

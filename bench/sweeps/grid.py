@@ -44,9 +44,8 @@ def configurations(
     if not names:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt ngd,adam")
     if "seed" in words:
-        raise UserError(
-            f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
-        )
+        seed = words["seed"]
+        raise UserError(f"--seed {seed}: a sweep has several; write --seeds {seed},... or --seeds COUNT")
     common, by_opt = by_optimizer(words, names)
     options = {n: all_optimizer_options(OPTIMIZERS[n], hyperparameters_of(common | by_opt[n])) for n in names}
     for key in sorted(hyperparameters_of(common)):

@@ -25,12 +25,10 @@ Place = tuple[int, ...]
 Kind = Literal["design", "extension", "top-up"]
 """Why a point is tried: it is part of the design, the best was at an edge, or there were fewer than requested."""
 TPE_STARTUP, TPE_ROUND = 9, 2
-"""Points of the Halton sequence before TPE suggests any, and points that it suggests at once: more keep more workers
-busy, but use less information. Ours."""
+"""Points of the Halton sequence before TPE suggests any, and points at once, which keep two workers busy. Ours."""
 EXTENSION_LIMIT = 8
 """Maximum number of places added to a grid while its best is at an edge, even beyond a given range. Ours."""
-LONGEST_GRID = 500
-"""Maximum number of places of a grid; 500 half decades approach the range of float64."""
+LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
 class Wanted(NamedTuple):
@@ -40,8 +38,7 @@ class Wanted(NamedTuple):
     kind: Kind
 
     @property
-    def key(self) -> Key:
-        """The point as text."""
+    def key(self) -> Key:  # noqa: D102
         return point_key(self.point)
 
 
@@ -80,10 +77,8 @@ class Design:
         for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
             narrow = math.log10(axis.high / axis.low) < step / 2 - 0.001  # 1e-3:3.162e-3 is half a decade
             if narrow and self.sampler == "grid":
-                raise UserError(
-                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid step, {['half a', 'a'][step - 1]}"
-                    " decade; use --sampler qmc, or give values such as A,B"
-                )
+                advice = f"narrower than {'half ' * (step < 2)}a decade; use --sampler qmc, or give values such as A,B"
+                raise UserError(f"--{name} {axis.low:g}:{axis.high:g}: {advice}")
 
     @property
     def ranges(self) -> dict[str, LogUniform]:
@@ -126,10 +121,8 @@ class Design:
             return self._grown(scores, trials, total)
         if self.sampler == "grid":
             if (trials, count) != (self.combinations, trials):
-                raise UserError(
-                    f"--trials {count}: these values make {counted(self.combinations, 'setting')}: write --trials"
-                    f" {self.combinations}, or give a range (LOW:HIGH)"
-                )
+                these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
+                raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
             points = list(_combinations(self.space))
         else:
             points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
@@ -153,10 +146,8 @@ class Design:
         ranges, steps = self.ranges, self._steps
         others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
         if trials % len(others):
-            raise UserError(
-                f"--trials {trials}: it must be a multiple of {len(others)}, since each value of {' and '.join(ranges)}"
-                f" is tried with {len(others)} combinations of the others"
-            )
+            why = f"since each value of {' and '.join(ranges)} is tried with all combinations of the others"
+            raise UserError(f"--trials {trials}: it must be a multiple of {len(others)}, {why}")
         if max(trials, total) > (most := LONGEST_GRID * len(others)):
             raise UserError(f"--trials {max(trials, total)}: a grid has at most {most} points here")
 
@@ -191,11 +182,10 @@ class Design:
             points.setdefault(point_key(point), point)
             if len(points) == count:
                 return list(points.values())
-        only = counted(len(points), "setting")
-        raise UserError(f"--trials {count}: there are only {only}; request no more, or widen a range")
+        raise UserError(f"--trials {count}: there are only {len(points)} settings; request no more, or widen a range")
 
     def _suggested(self, count: int, scores: Scores) -> list[Point]:
-        """The sequence's first points, then rounds of TPE's suggestions, each a function of the rounds before alone."""
+        """The sequence's first points, then rounds of TPE's suggestions, each a function of the rounds before."""
         points = self._sequence(min(count, TPE_STARTUP))
         while len(points) < count and all(point_key(point) in scores.by_key for point in points):
             points += self._round(points, scores)[: count - len(points)]

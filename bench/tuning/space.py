@@ -5,14 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.config.options import (
-    Option,
-    all_optimizer_options,
-    hyperparameters_of,
-    no_such_option,
-    optimizer_options,
-    parse_options,
-)
+from bench.config.options import Option, all_optimizer_options, hyperparameters_of, no_such_option, parse_options
 from bench.errors import UserError, check_known
 from bench.grammar.values import ends_of_range
 from bench.sweeps.grid import values_of
@@ -74,13 +67,11 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
         else:
             fixed[key] = values[0]
     if not space:
-        numbers = [f"opt.{name}" for name, option in optimizer_options(spec).items() if _takes_range(option)]
-        given_text = " ".join(f"--{name} {fixed[name]}" for name in declared) or f"--opt {opt}"
+        numbers = [f"opt.{name}" for name, option in options.items() if _takes_range(option)]
+        text = " ".join(f"--{name} {fixed[name]}" for name in declared) or f"--opt {opt}"
         name = next(iter([*declared, *numbers]), "opt.NAME")
-        raise UserError(
-            f"{given_text}: no setting of {opt} is left to tune; give a range (--{name} LOW:HIGH) or values"
-            f" (--{name} A,B)"
-        )
+        advice = f"give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+        raise UserError(f"{text}: no setting of {opt} is left to tune; {advice}")
     return {name: space[name] for name in dict.fromkeys([*declared, *space]) if name in space}, fixed
 
 

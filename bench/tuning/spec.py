@@ -112,17 +112,13 @@ def make_spec(
         if name == "opt" and "," in str(words[name]):
             raise UserError(f"--opt {words[name]}: a study tunes one optimizer; `bench compare` tunes several")
         check_known(kind, [str(words[name])], known)
-    if "seed" in words:
-        raise UserError(
-            f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"
-        )
+    if (seed := words.get("seed")) is not None:
+        raise UserError(f"--seed {seed}: trials have several; write --seeds {seed},... or --seeds COUNT")
     if "logger" in words:
         raise UserError("--logger: trials have none; their curves are in the store")
-    if both := sorted(set(seeds) & set(report_seeds)):
-        raise UserError(
-            f"--seeds and --report_seeds share {', '.join(map(str, both))}:"
-            " the seeds that choose a winner give optimistic scores; use different seeds"
-        )
+    if both := ", ".join(map(str, sorted(set(seeds) & set(report_seeds)))):
+        why = "the seeds that choose a winner give optimistic scores; use different seeds"
+        raise UserError(f"--seeds and --report_seeds share {both}: {why}")
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, LogUniform) for axis in space.values())
     design = Design(space, sampler or ("tpe" if ranges > 2 else "grid"))

@@ -18,14 +18,12 @@ from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, listed, options_text, why_wrong
+from bench.text import counted, duration, options_text, why_wrong
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.spec import StudySpec, default_trials, make_spec, reporting_seeds, trials_of, tuning_seeds
 from bench.tuning.study import Study, StudyResult
-from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
-from tasks import TASKS
 
 Settings = dict[str, Any]
 
@@ -99,10 +97,8 @@ class Suite(NoBooleans, BaseModel):
         refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.ranges]
         if fixed and (len(fixed) < len(specs) or len({default_trials(spec.design) for spec in specs}) > 1):
-            raise UserError(
-                f"{fixed[0].opt}: a list of values cannot be extended to the number of trials of the others; give a"
-                " range (LOW:HIGH), or lists of equal length to all"
-            )
+            why = "a list of values cannot be extended to the number of trials of the others"
+            raise UserError(f"{fixed[0].opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
         return specs
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
@@ -163,13 +159,8 @@ def load(name: str) -> list[Suite]:
     path = suite_file(name)
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
-        parts, known = content["parts"], suites()
-        if (
-            len(content) > 1
-            or not isinstance(parts, list)
-            or not parts
-            or any(str(part) not in known for part in parts)
-        ):
+        parts, known = content["parts"], {*suites()}
+        if len(content) > 1 or not isinstance(parts, list) or not parts or not known.issuperset(map(str, parts)):
             raise UserError(f"{path}: `parts` takes names of shipped suites, such as [theory, lm]; got {parts!r}")
         return [suite for part in parts for suite in load(part)]
     try:
@@ -241,12 +232,9 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
         for step in steps
     ]
     seconds, runs = sum(step.seconds for step in steps) / workers, sum(step.runs_left for step in steps)
-    on_batches = [step.spec.opt for step in steps if TASKS[step.spec.task].batch_size != "full"]
-    whole = listed(list(dict.fromkeys(opt for opt in on_batches if OPTIMIZERS[opt].traits.full_batch)))
     about = f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')}, one at a time in each"
     about += " (less with lanes); more if the best point of a grid is at its edge"
-    note = "all samples at each step; sgd, sngd and sps are gd, ngd and ps on mini-batches"
-    return [*shown(Table.of(heads, rows)), about, *[f"{whole}: {note}"] * bool(whole)]
+    return [*shown(Table.of(heads, rows)), about]
 
 
 def by_task(results: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
