@@ -108,18 +108,13 @@ def remember(result: StudyResult) -> None:
     ]
     record = StudyRecord(
         name=spec.name,
-        task=spec.task,
-        opt=spec.opt,
-        seeds=spec.seeds,
         axes=list(spec.axes),
-        mode=spec.mode,
-        sampler=spec.sampler,
         trials=trials,
         winner=None if result.best is None else result.best.runs[0].run_id,
         lr_at_boundary=result.lr_at_boundary,
         missing=result.missing,
-        metric=spec.metric,
         select_split=_select_split(result),
+        **spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
     )
     path = study_path(store, record.name)
     with suppress(Damaged, FileNotFoundError):
