@@ -19,9 +19,7 @@ from bench.execute.cluster import Crew, resources
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning import suite
-from bench.tuning.space import point_key
 from bench.tuning.spec import StudySpec, make_spec
-from optimizers.plugins import slug
 
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
 
@@ -66,7 +64,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert dry.out.splitlines() == [f"opt.lr {lr}" for lr in ("316.2", "100", "1000", "31.62", "3162")]
     name = dry.err.split()[2].rstrip(":")
     promise = (
-        f"study {name}: 5 trials of 2 seeds, opt.lr 31.62 to 3162, half decades around the middle of 10:10000;"
+        f"study {name}: 5 trials of 2 seeds, opt.lr 31.62 to 3162 around the middle of 10:10000;"
         " up to 8 more beyond an edge, while the best point is there\n"
     )
     assert dry.err == f"bench: {promise}"
@@ -83,7 +81,6 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert f"use it: {use}\n" in answer.out
     folder = here / "tuned" / "synthetic"
     assert sorted(path.name for path in folder.rglob("*.*")) == [
-        "sensitivity.csv",
         "sensitivity.md",
         "sensitivity.pdf",
         "sensitivity.png",
@@ -224,41 +221,6 @@ def test_a_best_setting_that_saturates_the_model_in_one_step_is_noted(cli, here:
     assert ("note     the best comes from one step that saturated the model" in answer.out) == said
 
 
-def test_tuned_settings_of_a_task_with_a_required_option_are_named(cli, here: Path, store: Path) -> None:
-    (here / "needy.py").write_text(
-        "from dataclasses import replace\n"
-        "from tasks import TASKS\n"
-        "from tasks.theory.synthetic import FixedDecoderData\n"
-        "class Needy(FixedDecoderData):\n"
-        "    def __init__(self, root=None, seed=0, *, extra: int):\n"
-        "        super().__init__(root, seed)\n"
-        "SPEC = replace(TASKS['synthetic'], name='needy', data=Needy, steps_per_call=1)\n"
-    )
-    found = {"task": "needy.py:SPEC", "opt": {"name": "ngd", "lr": 0.5}, "provenance": {"study": "the-study"}}
-    words = ("--task", "needy.py:SPEC", "--task.extra", 3, "--opt", "ngd", "--device", "cpu")
-    settings = here / "tuned" / slug("needy.py:SPEC") / "ngd.yaml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(yaml.safe_dump(found))
-    answer = cli("sweep", *words, "--tuned", "--trainer.max_steps", "2,3", "--seeds", 1)
-    assert answer.code == 0, answer.err
-    assert {run.tuned_by for run in Store(store).runs()} == {"the-study"}
-
-
-@pytest.mark.deep
-def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
-    found = {}
-    for engine in ("lightning", "lanes"):
-        words = ("--trials", 5, "--report_seeds", 2, "--engine", engine, "--store", tmp_path / engine)
-        found[engine] = strict_json(cli("tune", *SMALL, *words, "--json").out)
-        assert {run.engine for run in Store(tmp_path / engine).runs()} == {engine}
-    one, other = found.values()
-    assert one["best"] == other["best"] == {"opt.lr": 1000.0}
-    assert [trial["point"] for trial in one["tried"]] == [trial["point"] for trial in other["tried"]]
-    for a, b in zip(one["tried"], other["tried"], strict=True):
-        assert a["score"] == pytest.approx(b["score"], rel=1e-6, abs=1e-9)
-    assert one["fresh"]["values"] == pytest.approx(other["fresh"]["values"], rel=1e-6, abs=1e-9)
-
-
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,31 +266,6 @@ def test_a_full_disk_ends_the_study_which_continues(cli, monkeypatch: pytest.Mon
     assert last_line(full).startswith("cannot write to the store ")
     assert last_line(full).endswith(": No space left on device; free some space, then repeat the command")
     assert cli(*words).code == 0
-
-
-def test_an_impossible_store_is_named(cli) -> None:
-    answer = cli("tune", *SMALL, "--store", "/proc/foo")
-    assert answer.code == 2
-    assert last_line(answer) == (
-        "cannot write to the store /proc/foo: No such file or directory; choose another with --store DIR"
-    )
-
-
-def test_missing_data_leave_no_store(cli, tmp_path: Path) -> None:
-    answer = cli("tune", "--task", "mnist", "--opt", "sgd", "--data", tmp_path / "none", "--store", tmp_path / "runs")
-    assert (answer.code, answer.out) == (2, "")
-    assert str(tmp_path / "none") in answer.err
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.deep
-def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "broken").mkdir()
-    (here / "broken" / "torch.py").write_text("import sys; print('no torch for you', file=sys.stderr); sys.exit(7)\n")
-    monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
-    answer = cli("tune", *SMALL, "--trials", 3, "--workers", 2)
-    assert answer.code == 0  # the command trains without them
-    assert "continuing without further workers: workers die at start (exit code 7): no torch for you\n" in answer.err
 
 
 @pytest.mark.deep
@@ -405,85 +342,47 @@ def test_workers_stay_for_the_next_runs(cli, monkeypatch: pytest.MonkeyPatch) ->
     ("words", "message"),
     [
         ("--trials 0", "--trials 0: at least one setting is needed"),
-        ("--trials -3", "--trials -3: at least one setting is needed"),
-        ("--trials x", "--trials x: it must be a whole number"),
         ("--seeds 0", "--seeds 0: write how many"),
         (
             "--seeds 0,1 --report_seeds 2",
             "--seeds and --report_seeds share 0, 1: the seeds that choose a winner give optimistic scores",
         ),
-        ("--seed 3", "--seed 3: trials have several"),
-        ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` and `bench suite` tune several"),
-        ("--opt.lr 1:0.1", "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ("--opt.lr 1:1", "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` tunes several"),
         ("--opt.lr 0.1", "is left to tune"),
         ("--opt.lrr 1:2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--opt sgdd", "unknown optimizer 'sgdd'; did you mean 'sgd'?"),
-        ("--task syntetic", "unknown task 'syntetic'; did you mean 'synthetic'?"),
-        ("--trainer.max_stepz 3", "unknown option '--trainer.max_stepz'; did you mean '--trainer.max_steps'?"),
-        ("--trialz 3", "unknown option '--trialz'; did you mean '--trials'?"),
         ("--sampler gird", "unknown --sampler 'gird'; did you mean 'grid'?"),
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
         ("--engine lanes --trainer.max_seconds 9", "--engine lanes: --trainer.max_seconds 9: lanes share the time"),
-        ("--seeds 1,1", "--seeds 1,1: 1 is given twice; give each once"),
-        ("--report_seeds 3,3", "--report_seeds 3,3: 3 is given twice; give each once"),
-        ("--seeds 999999999", "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
-        ("--report_seeds 999999999", "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
-        (f"--seeds 1,{2**63}", f"a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is larger"),
         ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
-        ("--seeds 50000", "this search with 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
-        ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "this search with 2 seeds: 320,000 runs; a command makes"),
+        ("--seeds 50000", "9 trials of 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
+        ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "160000 trials of 2 seeds: 320,000 runs; a command makes"),
     ],
 )
-@pytest.mark.parametrize("dry", [False, True])
-def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, dry: bool) -> None:
+def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> None:
     usual = {"--task": "synthetic", "--opt": "sgd", "--device": "cpu"}
     given = [part for name, value in usual.items() if name not in words.split() for part in (name, value)]
-    answer = cli("tune", *given, *words.split(), *["--dry-run"] * dry)
+    answer = cli("tune", *given, *words.split())
     assert answer.code == 2
     assert message in last_line(answer)
     assert [path.name for path in here.iterdir()] in ([], ["tuned"])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("tune", "--task is missing; see `bench list tasks`"),
-        ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
-        ("suite nothing", "unknown suite 'nothing'"),
-        ("suite theory --dry-run --workers 0", "--workers 0: write how many (--workers 2), or auto"),
-    ],
-)
-def test_words_without_a_study(cli, here: Path, words: str, message: str) -> None:
-    answer = cli(*words.split())
-    assert answer.code == 2
-    assert message in last_line(answer)
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizers": ["gd", "ngd", "gd"]}, "optimizers: gd is given twice; give each once"),
-        ({"tasks": ["synthetic", "synthetic"]}, "tasks: synthetic is given twice; give each once"),
         ({"tasks": {"synthetic": {"trainer.max_stepz": 3}}}, "unknown option '--trainer.max_stepz'; did you mean"),
         ({"optimizers": {"gd": {"opt.lr": "1:0.1"}}}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"seeds": 0}, "--report_seeds 0: write how many (--report_seeds 5), or which"),
-        ({"tune": {"seeds": [7, 7]}}, "--seeds 7,7,: 7 is given twice; give each once"),
         ({"tune": {"trails": 9}}, "tune.trails: "),
-        ({"tune": {"trials": "many"}}, "tune.trials: it must be a whole number"),
         ({"tune": {"trials": 0}}, "--trials 0: at least one setting is needed"),
         ({"tasks": None}, "tasks: "),
         ({"optimizers": []}, "optimizers: "),
         ({"optimizers": {"gd": 0.1}}, "optimizers.gd: "),
-        ({"title": None}, "title: it must be text"),
-        ({"seeds": True}, "seeds"),
         ({"tune": {"trials": True}}, "tune.trials: "),
         (
             {"settings": {"trainer.max_steps": True}},
             "--trainer.max_steps True: it takes a whole number or none, and no boolean",
         ),
-        ({"seeds": 999999999}, "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         ({"tune": {"trials": 999999999}}, "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to"),
         ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [-1]}}, "--seeds -1,: write how many"),
         (
@@ -492,25 +391,24 @@ def test_words_without_a_study(cli, here: Path, words: str, message: str) -> Non
         ),
     ],
 )
-@pytest.mark.parametrize("plan", [False, True])
 def test_a_suite_that_cannot_be_is_refused_with_its_file(
-    cli, here: Path, changes: dict[str, Any], message: str, *, plan: bool
+    cli, here: Path, changes: dict[str, Any], message: str
 ) -> None:
     content = {"title": "a suite", "tasks": ["synthetic"], "optimizers": ["gd"], **changes}
     (here / "my.yaml").write_text(yaml.safe_dump(content))
-    answer = cli("suite", "my.yaml", *["--dry-run"] * plan)
+    answer = cli("suite", "my.yaml")
     assert answer.code == 2
     assert last_line(answer).startswith("my.yaml: ")
     assert message in last_line(answer)
     assert [path.name for path in here.iterdir()] == ["my.yaml"]
 
 
-@pytest.mark.parametrize("parts", [["theory", "nothing"], ["theory", "reference"], "theory", [["theory"]], []])
-def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: Any) -> None:
+@pytest.mark.parametrize("parts", [["theory", "nothing"], "theory", [["theory"]], []])
+def test_parts_of_a_suite_are_shipped_suites(cli, here: Path, parts: Any) -> None:
     (here / "my.yaml").write_text(yaml.safe_dump({"parts": parts}))
     answer = cli("suite", "my.yaml", "--dry-run")
     assert answer.code == 2
-    assert "`parts` takes names of suites without parts, such as [theory, lm]; got " in last_line(answer)
+    assert "`parts` takes names of shipped suites, such as [theory, lm]; got " in last_line(answer)
 
 
 def test_settings_of_a_suite_may_be_nested() -> None:
@@ -531,13 +429,6 @@ def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(
     mine.advance(studies)
     plan = suite.plan(studies, lambda spec: 1.0)
     assert {step.trials for step in plan} == {(56, 0)}
-
-
-def test_lists_cannot_be_extended_with_quasi_random_designs_either() -> None:
-    optimizers = {"gd": {"opt.lr": "0.1,0.3,1"}, "ngd": None}
-    mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, tune={"sampler": "qmc"})
-    with pytest.raises(UserError, match="gd: a list of values cannot be extended"):
-        mine.specs({})
 
 
 @pytest.mark.parametrize(
@@ -576,20 +467,12 @@ def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
             assert all(len(spec.report_seeds) >= 7 for spec in of_task.values())
 
 
-def test_the_estimate_of_a_plan_counts_steps_and_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_estimate_of_a_plan_counts_micro_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(choice, "seconds_of", lambda step: 6.0)
-    settings = {"trainer.batch_size": 20, "trainer.micro_batch_size": 10, "trainer.max_steps": 25}
-    mine = suite.Suite(
-        title="one",
-        tasks={"synthetic": {"task.n": 40, "task.n_test": 30, "trainer.val_every": 10, "device": "cpu", **settings}},
-        optimizers=["sgd"],
-    )
-    places = {"data": tmp_path, "store": tmp_path}
-    estimate = suite.measured(places, 1)
-    (spec,) = mine.specs(places)
-    steps = 25 * 2  # micro-batches
-    looks = reports = 2 * 40  # the metric is that of the training samples
-    assert estimate(spec) == pytest.approx(6.0 * (steps + (looks + reports) / 10 / 3))
+    settings = {"trainer.batch_size": 20, "trainer.micro_batch_size": 10, "trainer.max_steps": 25, "device": "cpu"}
+    mine = suite.Suite(title="one", tasks={"synthetic": {"task.n": 40, **settings}}, optimizers=["sgd"])
+    (spec,) = mine.specs({})
+    assert suite.measured({"data": tmp_path, "store": tmp_path}, 1)(spec) == 6.0 * 25 * 2
 
 
 @pytest.mark.deep
@@ -617,15 +500,3 @@ def test_a_dry_run_writes_nothing_and_the_suite_follows_it(cli, here: Path, monk
     again = cli("suite", "my.yaml", "--workers", 1, "--engine", "lanes", "--store", "new", "--json")
     assert strict_json(again.out)["studies"] == studies
     assert set((here / "new").glob("block-*")) == blocks
-
-
-def test_no_studies_are_no_error(cli, here: Path) -> None:
-    answer = cli("list", "studies")
-    assert list(here.iterdir()) == []
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"no studies in {os.environ['BENCH_STORE']}\n"
-    assert cli("list", "studies", "--json").out == "[]\n"
-
-
-def test_points_of_a_study_are_told_apart_by_their_numbers() -> None:
-    assert point_key({"opt.lr": 1}) == point_key({"opt.lr": 1.0})

@@ -386,7 +386,7 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
         return None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
     if "," in str(name):
-        raise UserError(f"--opt.{REST} {name}: a run has one optimizer for the rest; `bench sweep` takes several")
+        raise UserError(f"--opt.{REST} {name}: a run has one optimizer for the rest; write one")
     if isinstance(name, bool):
         raise UserError(f"--opt.{REST} needs a value: --opt.{REST} OPTIMIZER; known: {', '.join(known)}")
     if name not in known:

@@ -73,39 +73,28 @@ def sweep_spec(sweep: "Sensitivity", least: float = 0.0, *, live: bool = False) 
 
 def _caption(sweep: "Sensitivity", least: float, shown: list[float], *, zeros: bool) -> str:
     points = [point for curve in sweep.curves for point in curve.points]
-    seeds = spanned([point.seeds for point in points])
-    caption = (
-        f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, diverged ones count as worst; bands: middle"
-        f" half of the seeds; rings: best."
-    )
-    if not all(curve.joined for curve in sweep.curves):
-        caption += " Points without a line differ in further settings."
-    if any(point.capped for point in points):
-        caption += " Settings whose cap set nearly all steps are never the best."
-    if sweep.above_infimum and min(shown, default=1) < least:
-        caption += f" Values below {least:g} are drawn at that value."
-    elif zeros:
-        caption += " Values of 0 are drawn at the lower edge."
-    return caption
+    below = sweep.above_infimum and min(shown, default=1) < least
+    notes = {
+        f"Lines: median over {spanned([point.seeds for point in points])} seeds, diverged ones count as worst; bands:"
+        " middle half of the seeds; rings: best.": True,
+        "Points without a line differ in further settings.": not all(curve.joined for curve in sweep.curves),
+        "Settings whose cap set nearly all steps are never the best.": any(point.capped for point in points),
+        f"Values below {least:g} are drawn at that value.": below,
+        "Values of 0 are drawn at the lower edge.": zeros and not below,
+    }
+    return " ".join(note for note, applies in notes.items() if applies)
 
 
 def _rows(sweep: "Sensitivity", curve: "Curve", k: int, limits: tuple[float, float]) -> list[Spec]:
     """A row for each point: its median and the middle half of the seeds, which reaches the edge if seeds diverged."""
     rows, joined = [], sweep.numeric and len({p.x for c in sweep.curves for p in c.points}) > 1 and curve.joined
     for i, point in enumerate(curve.points):
-        least, most = 1 / MOST if sweep.log else -MOST, MOST
-        x = min(max(float(point.x), least), most) if sweep.numeric else str(point.x)
-        row: Spec = {
-            "name": curve.name,
-            "x": x,
-            "y": None,
-            "low": None,
-            "high": None,
-            "share": point.diverged / point.seeds,
-        }
+        least = 1 / MOST if sweep.log else -MOST
+        x = min(max(float(point.x), least), MOST) if sweep.numeric else str(point.x)
+        y = low = high = None
         if point.median is not None:
             ends = [edge if end is None else end for end, edge in zip(point.quartiles, limits, strict=True)]
             y, low, high = map(float, np.clip([point.median, *ends], *limits))
-            row |= dict(y=y, low=low, high=high)
+        row = dict(name=curve.name, x=x, y=y, low=low, high=high, share=point.diverged / point.seeds)
         rows.append(row | {"best": i == curve.best, "joined": joined})
     return rows

@@ -15,12 +15,9 @@ from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_grid, refu
 from bench.errors import UserError, check_known, unknown
 from bench.near import nearest
 from optimizers import OPTIMIZERS, LogUniform
-from optimizers.groups import RESERVED, REST
+from optimizers.groups import RESERVED
 from optimizers.plugins import slug
 from tasks import TASKS
-
-MOST_NAME = 60
-"""Maximum characters of optimizer names in a folder's name. Ours."""
 
 
 def configurations(
@@ -33,14 +30,9 @@ def configurations(
 ) -> tuple[list[RunConfig], list[str]]:
     """All runs of a sweep, and the dotted names of the settings that vary.
 
-    Args:
-        words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer without a
-            varied hyperparameter gets a grid over its search range.
-        seeds: each setting is run with each of them.
-        fallback: defaults that all others override.
-        config: a YAML file with settings, ranges and lists; `words` override it.
-        tuned: use the hyperparameters tuned for this task and optimizer unless they are set otherwise.
+    `words` are settings in dotted form, which override those of the YAML file `config`. `opt` may name several
+    optimizers; `opt.NAME.lr` is for that one alone. A value may be a log-spaced range (`low:high`, `low:high:points`)
+    or a list (`a,b,c`). An optimizer without a varied hyperparameter gets a grid over its search range.
 
     Raises:
         UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
@@ -52,45 +44,22 @@ def configurations(
     if not names:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt ngd,adam")
     if "seed" in words:
-        raise UserError(
-            f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
-        )
-    common, own = by_optimizer(words, names)
-    grids: list[tuple[str, dict[str, list[Any]]]] = []
-    swept: dict[str, int] = {}
-    by_rest = {name: _by_rest(common | own[name]) for name in names}
-    for name, settings in ((opt, each) for opt in names for each in by_rest[opt]):
-        known = _options(name, settings)
-        for option in sorted(k for k in common if k.startswith("opt.") and k[4:] not in known):
-            having = [n for n in names for each in by_rest[n] if option[4:] in _options(n, each)]
-            if not having:
-                continue  # `resolve` raises, with the nearest name
-            if name in having:
-                rest = f"--opt.{REST} {settings[f'opt.{REST}']}"
-                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} separately")
-            raise UserError(
-                f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
-                f" {having[0]} alone"
-            )
-        values = {key: _once(values_of(key, value, task, known)) for key, value in settings.items()}
-        if len(by_rest[name]) > 1:
-            swept[f"opt.{REST}"] = len(by_rest[name])
-        elif not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
-            fixed = tuned_settings(task, name) if tuned and task else {}
-            key, axis = next(iter(OPTIMIZERS[name].search.items()), ("", None))
-            if isinstance(axis, LogUniform) and f"opt.{key}" not in fixed:
-                values.setdefault(f"opt.{key}", log_grid(axis.low, axis.high, DEFAULT_POINTS))
-        grids.append((name, values))
-    sizes = swept | {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
-    shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]
-    runs = len(seeds) * sum(math.prod(map(len, values.values())) for _, values in grids)
-    refuse_too_many(f"this sweep has {' x '.join(shape)}", runs)
+        seed = words["seed"]
+        raise UserError(f"--seed {seed}: a sweep has several; write --seeds {seed},... or --seeds COUNT")
+    common, by_opt = by_optimizer(words, names)
+    options = {n: all_optimizer_options(OPTIMIZERS[n], hyperparameters_of(common | by_opt[n])) for n in names}
+    for key in sorted(hyperparameters_of(common)):
+        having = [name for name in names if key in options[name]]
+        if having and len(having) < len(names):  # `resolve` refuses what none has, with the nearest name
+            alone = f"write --opt.{having[0]}.{key} to give it to {having[0]} alone"
+            raise UserError(f"--opt.{key}: not all of {', '.join(names)} have such an option; {alone}")
+    grids = [(name, _axes(task, name, common | by_opt[name], options[name], tuned=tuned)) for name in names]
+    sizes = {key: len(values) for _, axes in grids for key, values in axes.items() if len(values) > 1}
+    refuse_too_many("this sweep", len(seeds) * sum(math.prod(map(len, axes.values())) for _, axes in grids))
     first = [
-        resolve(
-            {**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, tuned=tuned, fallback=fallback
-        )
-        for name, values in grids
-        for point in itertools.product(*values.values())
+        resolve({**dict(zip(axes, point, strict=True)), "opt": name, "seed": seeds[0]}, tuned=tuned, fallback=fallback)
+        for name, axes in grids
+        for point in itertools.product(*axes.values())
     ]
     device = decided(first[0]).device
     follows = "data_seed" not in words
@@ -102,65 +71,52 @@ def configurations(
     return list({config.run_id: config for config in configs}.values()), list(sizes)
 
 
+def _axes(
+    task: str, opt: str, settings: Mapping[str, Any], options: Mapping[str, Option], *, tuned: bool
+) -> dict[str, list[Any]]:
+    """The values of each setting of an optimizer; a range of its own if no hyperparameter has several."""
+    axes = {key: values_of(key, value, task, options) for key, value in settings.items()}
+    axes = {key: list(dict.fromkeys(values)) if len(values) > 1 else values for key, values in axes.items()}
+    key, span = next(iter(OPTIMIZERS[opt].search.items()), ("", None))
+    fixed = tuned_settings(task, opt) if tuned and task else {}
+    varies = any(key.startswith("opt.") and len(values) > 1 for key, values in axes.items())
+    if not varies and isinstance(span, LogUniform) and f"opt.{key}" not in fixed:
+        axes.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
+    return axes
+
+
 def folder_of(configs: Sequence[RunConfig]) -> Path:
     """`TASK/OPT-HASH`: the folder of a sweep's table and plot; the hash identifies the set of runs."""
     digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()
-    names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))
-    return Path(slug(configs[0].task)) / f"{names[:MOST_NAME].rstrip('-')}-{digest[:8]}"
+    names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))[:60].rstrip("-")
+    return Path(slug(configs[0].task)) / f"{names}-{digest[:8]}"
 
 
 def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings for all optimizers, and those for one alone."""
+    """Settings for all optimizers, and those for one alone: `opt.NAME.OPTION`, NAME also the class of a file."""
+    classes = [name.rpartition(":")[2] for name in names]
+    titles = {name: name for name in names}
+    titles |= {title: name for title, name in zip(classes, names, strict=True) if classes.count(title) == 1}
     common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    by_opt: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in words.items():
         group, _, rest = key.partition(".")
-        name, dot, option = rest.partition(".")
-        if group != "opt" or not dot or name in RESERVED:
+        first, dot, option = rest.partition(".")
+        prefixes = {f"{title.replace('-', '_')}.": name for title, name in titles.items()}
+        prefix = max((prefix for prefix in prefixes if rest.startswith(prefix)), key=len, default="")
+        if group != "opt" or not dot or first in RESERVED:
             common[key] = value
-        elif (found := _addressed(rest, names)) is not None:
-            own[found[0]][f"opt.{found[1]}"] = value
-        elif role := nearest(name, RESERVED):
+        elif prefix:
+            by_opt[prefixes[prefix]][f"opt.{rest.removeprefix(prefix)}"] = value
+        elif role := nearest(first, RESERVED):
             raise UserError(f"unknown option '--{key}'; did you mean '--opt.{role}.{option}'?")
         else:
             raise unknown("optimizer of --opt", rest.rpartition(".")[0], names)
-    return common, own
-
-
-def _addressed(rest: str, names: Sequence[str]) -> tuple[str, str] | None:
-    """The optimizer that `NAME.OPTION` addresses, by its name or by the class of a file, and the option."""
-    classes = [name.rpartition(":")[2] for name in names]
-    words = {name: name for name in names}
-    words |= {own: name for own, name in zip(classes, names, strict=True) if classes.count(own) == 1}
-    for word in sorted(words, key=len, reverse=True):
-        if rest.startswith(prefix := f"{word.replace('-', '_')}."):
-            return words[word], rest[len(prefix) :]
-    return None
-
-
-def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:
-    return all_optimizer_options(OPTIMIZERS[opt], hyperparameters_of(settings))
-
-
-def _by_rest(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings for each optimizer of the rest separately, since the options differ."""
-    raw = settings.get(key := f"opt.{REST}")
-    several = raw if isinstance(raw, list) else parts(raw) if isinstance(raw, str) else []
-    return [{**settings, key: rest} for rest in dict.fromkeys(several)] or [dict(settings)]
+    return common, by_opt
 
 
 def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Option]) -> list[Any]:
-    """The values of a setting: those of a grid or a list, or else the single value.
-
-    Args:
-        key: the setting, in dotted form.
-        raw: its text, or a value of another type.
-        task: the task with the options `task.*`; empty if unknown.
-        hyperparameters: the options `opt.*`.
-
-    Raises:
-        UserError: a grid is malformed, or a list empty.
-    """
+    """The values of a setting: of a grid or a list, or else the single value; `UserError` if malformed or empty."""
     group, _, name = key.partition(".")
     if not isinstance(raw, str | list) or not name:
         return [raw]
@@ -169,21 +125,12 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
         return read_grid(key, str(raw))
     if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
-    values = raw if isinstance(raw, list) else parts(raw)
-    if not values:
+    if not (values := parts(raw) if isinstance(raw, str) else raw):
         raise UserError(f"--{key} {raw}: the list is empty")
     return values
 
 
 def settings_in(path: Path | None) -> dict[str, Any]:
-    """The settings of a YAML file for several runs, without seed and paths, which the command sets; none without file.
-
-    Raises:
-        UserError: it is invalid.
-    """
-    found = flatten_yaml(path) if path else {}
-    return {name: value for name, value in found.items() if name not in ("seed", "data", "store") and value is not None}
-
-
-def _once(values: list[Any]) -> list[Any]:
-    return list(dict.fromkeys(values)) if len(values) > 1 else values
+    """The settings of a YAML file for several runs, without seed and paths, which commands set; none without file."""
+    settings = flatten_yaml(path) if path else {}
+    return {key: value for key, value in settings.items() if key not in ("seed", "data", "store") and value is not None}

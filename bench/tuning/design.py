@@ -23,45 +23,31 @@ Sampler = Literal["grid", "qmc", "tpe"]
 Place = tuple[int, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
 Kind = Literal["design", "extension", "top-up"]
-"""Why a point is tried."""
+"""Why a point is tried: it is part of the design, the best was at an edge, or there were fewer than requested."""
 TPE_STARTUP, TPE_ROUND = 9, 2
-"""Points of the Halton sequence before TPE suggests any, and points that it suggests at once: more keep more workers
-busy, but use less information. Ours."""
-
+"""Points of the Halton sequence before TPE suggests any, and points at once, which keep two workers busy. Ours."""
 EXTENSION_LIMIT = 8
 """Maximum number of places added to a grid while its best is at an edge, even beyond a given range. Ours."""
-LONGEST_GRID = 500
-"""Maximum number of places of a grid; 500 half decades approach the range of float64."""
-_STEPS = {1: "half a decade", 2: "a decade"}
+LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
 class Wanted(NamedTuple):
-    """A point to try.
-
-    Attributes:
-        point: a value for each name of the space.
-        kind: why: it is part of the design, the best was at an edge, or there were fewer points than requested.
-    """
+    """A point to try, and why."""
 
     point: Point
     kind: Kind
 
     @property
-    def key(self) -> Key:
-        """The point as text."""
+    def key(self) -> Key:  # noqa: D102
         return point_key(self.point)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What is known of the points tried so far.
+    """The scores of the points tried so far, None for one that cannot be the best; those below `least` are equal.
 
-    Attributes:
-        by_key: scores by point, None for one that cannot be the best; those of other points are ignored.
-        mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference counts.
-        capped: points without a score because a step cap set the step size (`is_capped`). If no point has a score and
-            one is capped, a grid does not grow towards smaller steps.
+    `capped` are the points without a score because a step cap set the step size (`is_capped`). If no point has a score
+    and one is capped, a grid does not grow towards smaller steps.
     """
 
     by_key: Mapping[Key, End] = field(default_factory=dict)
@@ -72,7 +58,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Design:
-    """The points of a space that tuning tries, and their order.
+    """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
     the ranges' middles outwards: the place nearest to the middle comes next, with distances relative to the ranges'
@@ -81,46 +67,28 @@ class Design:
     grows there by a decade. Without a range, the grid has all combinations.
     `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
     `TPESampler` (Bergstra et al., 2011) for the scores known so far.
-
-    With each sampler, a design of fewer trials is a prefix of one of more.
-
-    Attributes:
-        space: the search space.
-        sampler: `grid`, `qmc` or `tpe`.
-
-    Raises:
-        UserError: a range of a grid is narrower than its step.
+    A range of a grid may not be narrower than its step (`UserError`).
     """
 
     space: Space
     sampler: Sampler
 
     def __post_init__(self) -> None:
-        if self.sampler != "grid":
-            return
         for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
-            if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
-                raise UserError(
-                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid step, {_STEPS[step]}; use --sampler"
-                    " qmc, or give values such as A,B"
-                )
+            narrow = math.log10(axis.high / axis.low) < step / 2 - 0.001  # 1e-3:3.162e-3 is half a decade
+            if narrow and self.sampler == "grid":
+                advice = f"narrower than {'half ' * (step < 2)}a decade; use --sampler qmc, or give values such as A,B"
+                raise UserError(f"--{name} {axis.low:g}:{axis.high:g}: {advice}")
 
     @property
     def ranges(self) -> dict[str, LogUniform]:
-        """The axes that are ranges."""
+        """The axes that are ranges; only with them the number of points is unlimited."""
         return {name: axis for name, axis in self.space.items() if isinstance(axis, LogUniform)}
 
     @property
     def _steps(self) -> list[int]:
         """Grid steps of the ranges, in half decades."""
-        return [1 if i == 0 else 2 for i in range(len(self.ranges))]
-
-    @property
-    def first(self) -> dict[str, float]:
-        """The relative place of the first point along each axis, on the logarithmic scale of a range."""
-        if self.sampler == "grid":
-            return dict.fromkeys(self.ranges, 0.5)
-        return dict(zip(self.space, _halton(len(self.space), 1)[0], strict=True))
+        return [1, *[2] * len(self.space)][: len(self.ranges)]
 
     @property
     def combinations(self) -> int:
@@ -132,95 +100,56 @@ class Design:
         """The number of points is a multiple of it."""
         return self.combinations if self.sampler == "grid" else 1
 
-    @property
-    def main(self) -> str | None:
-        """The name of the axis by which points are ordered: the first range, else the first list of numbers."""
-        numbers = [
-            n for n, axis in self.space.items() if not isinstance(axis, LogUniform) and all(map(is_number, axis))
-        ]
-        return next(iter([*self.ranges, *numbers]), None)
-
-    @property
-    def can_grow(self) -> bool:
-        """Whether the number of points is unlimited."""
-        return bool(self.ranges)
-
     def may_grow_by(self, trials: int) -> int:
         """Maximum number of points beyond `trials`, if the best is at an edge."""
-        others = self.combinations
-        return EXTENSION_LIMIT * others if self.sampler == "grid" and self.ranges and trials > others else 0
+        grows = self.sampler == "grid" and self.ranges and trials > self.combinations
+        return EXTENSION_LIMIT * self.combinations if grows else 0
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
-        """All points wanted so far, in the order in which they are tried.
+        """All points wanted so far, in the order in which they are tried; `UserError` if no design has this number.
 
         Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
-        append points.
-
-        Args:
-            trials: number of points of the design.
-            total: minimum number of points at the end. When the best is not at an edge, or the grid has reached its
-                limit, the next points in the design's order are added.
-            scores: the known ones; none by default.
-
-        Raises:
-            UserError: no design has such numbers.
+        append points. If there are fewer than `total` once a grid has stopped growing, the next ones in the design's
+        order are added.
         """
+        count, scores = max(trials, total), scores or Scores()
         if trials < 1:
             raise UserError(f"--trials {trials}: at least one setting is needed")
-        refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
+        refuse_too_many(f"--trials {count}", count)
         refuse_too_many("all combinations of these values", self.combinations)
-        if self.sampler != "grid":
-            count = max(trials, total)
-            points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores or Scores())
-            return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
-        if not self.ranges:
-            return self._product(trials, total)
-        return self._grown(scores or Scores(), trials, total)
+        if self.sampler == "grid" and self.ranges:
+            return self._grown(scores, trials, total)
+        if self.sampler == "grid":
+            if (trials, count) != (self.combinations, trials):
+                these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
+                raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
+            points = list(_combinations(self.space))
+        else:
+            points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
+        return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
         """The best point with a known score, the middle one of equals by `position`; None if there is none."""
-        there = sorted((point for point in points if point_key(point) in scores.by_key), key=self.position)
-        best = best_index([scores.by_key[point_key(point)] for point in there], scores.mode, scores.least)
-        return None if best is None else there[best]
+        known = sorted((point for point in points if point_key(point) in scores.by_key), key=self.position)
+        best = best_index([scores.by_key[point_key(point)] for point in known], scores.mode, scores.least)
+        return None if best is None else known[best]
 
     def position(self, point: Point) -> tuple[float, ...]:
-        """Sort key of points: the main axis, then the others in their order."""
-        main = self.main
-        others = [
-            point[name] if isinstance(axis, LogUniform) else axis.index(point[name])
-            for name, axis in self.space.items()
-            if name != main
-        ]
-        return tuple(others) if main is None else (point[main], *others)
-
-    # -- grid --
-
-    def _product(self, trials: int, total: int) -> list[Wanted]:
-        points = list(_combinations(self.space))
-        if trials != len(points):
-            raise UserError(
-                f"--trials {trials}: these values make {counted(len(points), 'setting')}: write --trials {len(points)}"
-            )
-        if total > trials:
-            raise UserError(
-                f"{total} settings are impossible: these values make {counted(trials, 'setting')};"
-                " give a range (LOW:HIGH) instead"
-            )
-        return [Wanted(point, "design") for point in points]
+        """Sort key of points: the first range, else the first list of numbers, then the other axes in their order."""
+        lists = [n for n, axis in self.space.items() if not isinstance(axis, LogUniform) and all(map(is_number, axis))]
+        main = [*self.ranges, *lists][:1]
+        names = [*main, *(name for name in self.space if name not in main)]
+        axes = {name: None if name in main else self.space[name] for name in names}
+        return tuple(axis.index(point[n]) if isinstance(axis, tuple) else point[n] for n, axis in axes.items())
 
     def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
         ranges, steps = self.ranges, self._steps
         others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
         if trials % len(others):
-            near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
-            raise UserError(
-                f"--trials {trials}: each value of {' and '.join(ranges)} is tried with {len(others)} combinations of"
-                f" the others, so it must be a multiple of {len(others)}: {' or '.join(near)}"
-            )
-        if max(trials, total) > LONGEST_GRID * len(others):
-            raise UserError(
-                f"--trials {max(trials, total)}: a grid has at most {LONGEST_GRID * len(others)} points here"
-            )
+            why = f"since each value of {' and '.join(ranges)} is tried with all combinations of the others"
+            raise UserError(f"--trials {trials}: it must be a multiple of {len(others)}, {why}")
+        if max(trials, total) > (most := LONGEST_GRID * len(others)):
+            raise UserError(f"--trials {max(trials, total)}: a grid has at most {most} points here")
 
         def points(place: Place) -> list[Point]:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
@@ -229,15 +158,14 @@ class Design:
         order = list(ranges.values()), steps
         kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(_outwards(*order), trials // len(others)), "design")
         while True:
-            made = {place: points(place) for place in kinds}
-            wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in made[place]]
-            if any(each.key not in scores.by_key for each in wanted):
+            by_place = {place: points(place) for place in kinds}
+            wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in by_place[place]]
+            if any(candidate.key not in scores.by_key for candidate in wanted):
                 return wanted
-            best = self.best([each.point for each in wanted], scores)
-            first = [point_key(point) for place in kinds if kinds[place] == "design" for point in made[place]]
+            best = self.best([candidate.point for candidate in wanted], scores)
             grow = []
-            if best is not None or not any(key in scores.capped for key in first):
-                grow = _beyond(kinds, next((place for place, own in made.items() if best in own), None), steps)
+            if best is not None or not any(w.kind == "design" and w.key in scores.capped for w in wanted):
+                grow = _beyond(kinds, next((place for place in kinds if best in by_place[place]), None), steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
             elif len(wanted) < total:
@@ -247,28 +175,17 @@ class Design:
             else:
                 return wanted
 
-    # -- qmc --
-
     def _sequence(self, count: int) -> list[Point]:
-        found: dict[Key, Point] = {}
-        drawn, enough = count, 100 * count + 10_000  # enough to find `count` distinct points if there are so many
-        while len(found) < count:
-            if drawn > enough:
-                only = counted(len(found), "setting")
-                raise UserError(f"--trials {count}: there are only {only}; request no more, or widen a range")
-            for row in _halton(len(self.space), drawn):
-                point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}
-                found.setdefault(point_key(point), point)
-            drawn *= 2
-        return list(found.values())[:count]
-
-    # -- tpe --
+        points: dict[Key, Point] = {}
+        for row in _halton(len(self.space), 10 * count + 10_000):  # enough for `count` points if there are so many
+            point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}
+            points.setdefault(point_key(point), point)
+            if len(points) == count:
+                return list(points.values())
+        raise UserError(f"--trials {count}: there are only {len(points)} settings; request no more, or widen a range")
 
     def _suggested(self, count: int, scores: Scores) -> list[Point]:
-        """The sequence's first points, then rounds of suggestions, as far as the scores of earlier ones are known.
-
-        Each round depends on the rounds before alone, so it is the same after an interruption.
-        """
+        """The sequence's first points, then rounds of TPE's suggestions, each a function of the rounds before."""
         points = self._sequence(min(count, TPE_STARTUP))
         while len(points) < count and all(point_key(point) in scores.by_key for point in points):
             points += self._round(points, scores)[: count - len(points)]
@@ -280,19 +197,18 @@ class Design:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         axes = {name: distribution(axis) for name, axis in self.space.items()}
-        worst = math.inf if scores.mode == "min" else -math.inf
-        direction = "minimize" if scores.mode == "min" else "maximize"
+        direction, worst = ("minimize", math.inf) if scores.mode == "min" else ("maximize", -math.inf)
         sampler = optuna.samplers.TPESampler(seed=len(points), n_startup_trials=0)
         study = optuna.create_study(direction=direction, sampler=sampler)
-        for point in points:
-            score = scores.by_key[point_key(point)]
+        tried, new = {point_key(point): point for point in points}, dict[Key, Point]()
+        for key, point in tried.items():
+            score = scores.by_key[key]
             value = worst if score is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
-        known, new = {point_key(point) for point in points}, dict[Key, Point]()
         for _ in range(20 * TPE_ROUND):
-            asked = study.ask(axes).params
-            point = {name: _at_digits(asked[name], axis) for name, axis in self.space.items()}
-            if point_key(point) not in known:
+            params = study.ask(axes).params
+            point = {name: _within(axis, params[name]) for name, axis in self.space.items()}
+            if point_key(point) not in tried:
                 new.setdefault(point_key(point), point)
             if len(new) == TPE_ROUND:
                 break
@@ -308,9 +224,15 @@ def distribution(axis: Axis, *values: Any) -> Any:
     return FloatDistribution(min(axis.low, *values, axis.high), max(axis.low, *values, axis.high), log=True)
 
 
-def _at_digits(value: Any, axis: Axis) -> Any:
-    """A suggested value, with four digits within a range."""
+def _within(axis: Axis, value: Any) -> Any:
+    """The value, with four digits and within a range, which rounding must not leave."""
     return min(max(typed(value), axis.low), axis.high) if isinstance(axis, LogUniform) else value
+
+
+def _at(axis: Axis, u: float) -> Any:
+    if isinstance(axis, LogUniform):
+        return _within(axis, axis.low * (axis.high / axis.low) ** u)
+    return axis[int(u * len(axis) + 1e-9)]  # a float such as 3/5 may be slightly too small
 
 
 def _combinations(space: Space) -> Iterator[Point]:
@@ -321,12 +243,10 @@ def _combinations(space: Space) -> Iterator[Point]:
 
 def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Place]:
     """Places of a grid from the middle outwards; of equally near ones, the lower first."""
-
-    def middle(axis: LogUniform, step: int) -> int:  # rounded, so that float errors do not decide ties
-        return math.ceil(round((math.log10(axis.low) + math.log10(axis.high)) / step, 9) - 0.5)
-
-    centre = [middle(axis, step) for axis, step in zip(ranges, steps, strict=True)]
-    widths = [2 * math.log10(axis.high / axis.low) / step for axis, step in zip(ranges, steps, strict=True)]
+    axes = list(zip(ranges, steps, strict=True))
+    middles = [(math.log10(axis.low) + math.log10(axis.high)) / step for axis, step in axes]
+    centre = [math.ceil(round(middle, 9) - 0.5) for middle in middles]  # rounded, so that float errors decide no ties
+    widths = [2 * math.log10(axis.high / axis.low) / step for axis, step in axes]
     start: Place = (0,) * len(ranges)
     near: list[tuple[float, Place]] = [(0.0, start)]
     seen: set[Place] = {start}
@@ -348,13 +268,11 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
     """
     if len(kinds) < 2:
         return []
-    if best is None:
-        best, sides = min(kinds), [(0, -1)]
-    else:
-        sides = itertools.product(range(len(steps)), (-1, 1))
-    untried = [(k, sign) for k, sign in sides if _moved(best, k, sign) not in kinds]
+    sides = [(0, -1)] if best is None else itertools.product(range(len(steps)), (-1, 1))
+    place = min(kinds) if best is None else best
+    untried = [(k, sign) for k, sign in sides if _moved(place, k, sign) not in kinds]
     # Nearest places first, if the limit does not allow all.
-    grow = [_moved(best, k, sign * i) for i in (1, 2) for k, sign in untried if i * steps[k] <= 2]
+    grow = [_moved(place, k, sign * i) for i in (1, 2) for k, sign in untried if i * steps[k] <= 2]
     room = EXTENSION_LIMIT - list(kinds.values()).count("extension")
     return [place for place in grow if place not in kinds][:room]
 
@@ -369,10 +287,3 @@ def _halton(dimensions: int, count: int) -> list[tuple[float, ...]]:
     from scipy.stats import qmc  # takes a second to import
 
     return list(map(tuple, qmc.Halton(dimensions, scramble=False).random(count + 1)[1:].tolist()))
-
-
-def _at(axis: Axis, u: float) -> Any:
-    if isinstance(axis, LogUniform):
-        value = typed(axis.low * (axis.high / axis.low) ** u)
-        return min(max(value, axis.low), axis.high)  # rounding must not leave the range
-    return axis[int(u * len(axis) + 1e-9)]  # a float such as 3/5 may be slightly too small

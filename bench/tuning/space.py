@@ -5,14 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.config.options import (
-    Option,
-    all_optimizer_options,
-    hyperparameters_of,
-    no_such_option,
-    optimizer_options,
-    parse_options,
-)
+from bench.config.options import Option, all_optimizer_options, hyperparameters_of, no_such_option, parse_options
 from bench.config.values import ends_of_range
 from bench.errors import UserError, check_known
 from bench.sweeps.grid import values_of
@@ -38,34 +31,27 @@ def point_key(point: Point) -> Key:
 
 
 def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
-    """The searched settings, and the fixed ones as given.
+    """The searched settings, and the fixed ones as given, of settings in dotted form.
 
-    The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, and those with a range
-    (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`. Those in `OptimizerSpec.search`
-    come first, in its order.
-
-    Args:
-        words: settings in dotted form.
-        opt: the optimizer.
+    The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, in their order, then
+    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`.
 
     Raises:
         UserError: a hyperparameter is unknown; a range, grid or list is malformed; a setting other than a
             hyperparameter has several values; or nothing is left to search.
     """
     check_known("optimizer", [opt], OPTIMIZERS)
-    spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
-    given = hyperparameters_of(words)
+    spec, given = OPTIMIZERS[opt], hyperparameters_of(words)
     options = all_optimizer_options(spec, given)
-    other_rest = given.get(REST, spec.rest) != spec.rest  # its search ranges differ
-    own: Space = {
-        f"opt.{name}": axis for name, axis in spec.search.items() if not (other_rest and name.startswith(f"{REST}."))
-    }
-    space: Space = {name: span for name, span in own.items() if name not in words}
+    task = str(words.get("task", ""))
+    skipped = f"{REST}." if given.get(REST, spec.rest) != spec.rest else "-"  # another one has other search ranges
+    declared: Space = {f"opt.{name}": axis for name, axis in spec.search.items() if not name.startswith(skipped)}
+    space: Space = {name: axis for name, axis in declared.items() if name not in words}
     fixed: dict[str, Any] = {}
     for key, raw in words.items():
         group, _, name = key.partition(".")
         if group != "opt" or not name:
-            if name and _several(key, raw, task if task in TASKS else ""):
+            if name and isinstance(raw, str) and values_of(key, raw, task if task in TASKS else "", {}) != [raw]:
                 raise UserError(f"--{key} {raw}: only hyperparameters (--opt.NAME) are tuned; give one value")
             fixed[key] = raw
             continue
@@ -73,31 +59,24 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
             raise no_such_option(spec, given, name)
         if isinstance(raw, str) and raw.count(":") == 1:
             space[key] = _range(key, raw, options[name])
-            continue
-        values = values_of(key, raw, "", options)
-        if len(values) > 1:
-            space[key] = _values(key, raw, values, options[name])
+        elif len(values := values_of(key, raw, "", options)) > 1:
+            axis = tuple(parse_options("opt", {name: options[name]}, {name: value})[name] for value in values)
+            if twice := [value for i, value in enumerate(axis) if value in axis[:i]]:
+                raise UserError(f"--{key} {raw}: {twice[0]} is given twice; give each value once")
+            space[key] = axis
         else:
             fixed[key] = values[0]
-    space = {name: space[name] for name in dict.fromkeys([*own, *space]) if name in space}
     if not space:
-        said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
-        numbers = [f"opt.{name}" for name, o in optimizer_options(spec).items() if _takes_range(o)]
-        name = next(iter([*own, *numbers]), "opt.NAME")
-        why = "" if own else f", since it declares no range; its numbers are {', '.join(numbers) or 'none'}"
-        raise UserError(
-            f"{said}: no setting of {opt} is left to tune{why}; give a range (--{name} LOW:HIGH) or values (--{name}"
-            " A,B)"
-        )
-    return space, fixed
+        numbers = [f"opt.{name}" for name, option in options.items() if _takes_range(option)]
+        text = " ".join(f"--{name} {fixed[name]}" for name in declared) or f"--opt {opt}"
+        name = next(iter([*declared, *numbers]), "opt.NAME")
+        advice = f"give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+        raise UserError(f"{text}: no setting of {opt} is left to tune; {advice}")
+    return {name: space[name] for name in dict.fromkeys([*declared, *space]) if name in space}, fixed
 
 
 def _takes_range(option: Option) -> bool:
     return "float" in option.type_name.split(" or ")
-
-
-def _several(key: str, raw: Any, task: str) -> bool:
-    return isinstance(raw, str) and values_of(key, raw, task, {}) != [raw]
 
 
 def _range(key: str, raw: str, option: Option) -> LogUniform:
@@ -110,14 +89,6 @@ def _range(key: str, raw: str, option: Option) -> LogUniform:
     if not _takes_range(option):
         raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
     return ends
-
-
-def _values(key: str, raw: str, values: Sequence[Any], option: Option) -> tuple[Any, ...]:
-    several = tuple(parse_options("opt", {option.name: option}, {option.name: value})[option.name] for value in values)
-    for i, value in enumerate(several):
-        if value in several[:i]:
-            raise UserError(f"--{key} {raw}: {value} is given twice; give each value once")
-    return several
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:

@@ -21,26 +21,17 @@ from optimizers.plugins import slug
 from tasks import TASKS
 
 GRID_POINTS = 9
-"""Default number of values of a searched range: four decades in half decades. Ours."""
+"""Default number of trials: as a grid of one range, four decades in half decades. Ours."""
 TUNING_SEEDS = 1000
 """First seed of trials if only the number of seeds is given; reports begin with 0. Ours."""
 
 
 class StudySpec(BaseModel):
-    """The specification of a study.
+    """The specification of a study; its name is a hash of all fields, so those of shipped studies stay.
 
-    Attributes:
-        task, opt, versions: what is tuned, with the versions of the task, the optimizer, and the optimizer for the
-            `rest`; for plug-ins also `task_package` and `opt_package`.
-        metric: the compared metric.
-        mode: whether it is better when smaller or larger.
-        settings: all settings of its runs that are not searched, in dotted form.
-        chosen: names of the non-default ones among them.
-        space: the search space, in the form of `bench.tuning.space.space_as_json`.
-        sampler: `grid`, `qmc` or `tpe`.
-        seeds: of the trials.
-        report_seeds: of the winner's runs afterwards; disjoint from `seeds`; empty if it is not run.
-        prune: kept, so that names of shipped studies, which hash all fields, do not change.
+    `versions` are of the task, the optimizer, and the optimizer for the `rest`, and packages of plug-ins; `settings`
+    are all that are not searched, in dotted form, and `chosen` names the non-default ones among them; `space` is as
+    `bench.tuning.space.space_as_json` gives it; the winner is run on `report_seeds`, disjoint from `seeds`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -67,10 +58,8 @@ class StudySpec(BaseModel):
     @property
     def trainer(self) -> TrainerOptions:
         """How its runs are trained."""
-        group = "trainer."
-        return TrainerOptions.model_validate(
-            {k.removeprefix(group): v for k, v in self.settings.items() if k.startswith(group)}
-        )
+        names = [name for name in self.settings if name.startswith("trainer.")]
+        return TrainerOptions.model_validate({name.removeprefix("trainer."): self.settings[name] for name in names})
 
     @cached_property
     def design(self) -> Design:
@@ -83,39 +72,21 @@ class StudySpec(BaseModel):
         return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
-        """The configuration of a point with a seed, with its device decided.
-
-        Args:
-            point: the searched settings.
-            seed: of instance, initialisation and, unless the study fixes `data_seed`, data order.
-            places: paths of data and store.
-
-        Raises:
-            UserError: a value is illegal, or the device does not exist.
-        """
+        """The configuration of a point with a seed and paths of data and store; `UserError` if it is illegal here."""
         words = {**self.settings, **point, "task": self.task, "opt": self.opt, "seed": seed, **places}
         return on_device(resolve(words, recorded=True))
 
     def typical(self, places: Mapping[str, Any]) -> RunConfig:
-        """A run from the middle of the space.
-
-        Raises:
-            UserError: the device does not exist.
-        """
+        """A run from the middle of the space; `UserError` if the device does not exist."""
         middle = {name: axis.middle if isinstance(axis, LogUniform) else axis[0] for name, axis in self.axes.items()}
         return self.config(middle, self.seeds[0], places)
 
     def promise(self, trials: int) -> str:
         """What a study of this number of trials tries, in words; a grid is centred on its range and may exceed it."""
         text = f"{counted(trials, 'trial')} of {counted(len(self.seeds), 'seed')}"
-        steps = iter(("half decades", *["decades"] * len(self.axes)))
-        for name, axis in self.axes.items():
-            if isinstance(axis, LogUniform) and self.sampler == "grid":
-                values = [wanted.point[name] for wanted in self.design.wanted(trials)]
-                text += (
-                    f", {name} {min(values):g} to {max(values):g}, {next(steps)} around the middle of"
-                    f" {axis.low:g}:{axis.high:g}"
-                )
+        for name, axis in self.design.ranges.items() if self.sampler == "grid" else ():
+            values = [wanted.point[name] for wanted in self.design.wanted(trials)]
+            text += f", {name} {min(values):g} to {max(values):g} around the middle of {axis.low:g}:{axis.high:g}"
         more = self.design.may_grow_by(trials)
         return text + f"; up to {more} more beyond an edge, while the best point is there" * bool(more)
 
@@ -135,40 +106,36 @@ def make_spec(
     Raises:
         UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
-    if "," in str(words.get("opt")):
-        raise UserError(
-            f"--opt {words['opt']}: a study tunes one optimizer; `bench compare` and `bench suite` tune several"
-        )
-    for name, known in (("task", TASKS), ("opt", OPTIMIZERS)):
+    for name, kind, known in (("task", "task", TASKS), ("opt", "optimizer", OPTIMIZERS)):
         if not words.get(name):
-            raise UserError(f"--{name} is missing; see `bench list {'tasks' if name == 'task' else 'optimizers'}`")
-        check_known("task" if name == "task" else "optimizer", [str(words[name])], known)
-    if "seed" in words:
-        raise UserError(
-            f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"
-        )
+            raise UserError(f"--{name} is missing; see `bench list {kind}s`")
+        if name == "opt" and "," in str(words[name]):
+            raise UserError(f"--opt {words[name]}: a study tunes one optimizer; `bench compare` tunes several")
+        check_known(kind, [str(words[name])], known)
+    if (seed := words.get("seed")) is not None:
+        raise UserError(f"--seed {seed}: trials have several; write --seeds {seed},... or --seeds COUNT")
     if "logger" in words:
         raise UserError("--logger: trials have none; their curves are in the store")
-    both = sorted(set(seeds) & set(report_seeds))
-    if both:
-        raise UserError(
-            f"--seeds and --report_seeds share {', '.join(map(str, both))}:"
-            " the seeds that choose a winner give optimistic scores; use different seeds"
-        )
+    if both := ", ".join(map(str, sorted(set(seeds) & set(report_seeds)))):
+        why = "the seeds that choose a winner give optimistic scores; use different seeds"
+        raise UserError(f"--seeds and --report_seeds share {both}: {why}")
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, LogUniform) for axis in space.values())
     design = Design(space, sampler or ("tpe" if ranges > 2 else "grid"))
-    refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
+    trials_of(design, None, len(seeds))
     first = design.wanted(default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
     settings = {name: value for name, value in settings.items() if name not in left_out}
     chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
+    specs = {"task": config.task_spec, "opt": config.opt_spec, "rest": config.rest_spec}
+    versions = {kind: getattr(spec, "version", None) for kind, spec in specs.items()}
+    versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in specs.items()}
     return StudySpec(
         task=config.task,
         opt=config.opt,
-        versions=_versions(config),
+        versions={name: version for name, version in versions.items() if version is not None},
         metric=config.task_spec.metric,
         mode=config.task_spec.mode,
         settings=settings,
@@ -180,66 +147,26 @@ def make_spec(
     )
 
 
-def _versions(config: RunConfig) -> dict[str, int | str]:
-    """Versions of the task, the optimizer and the optimizer for the rest, and packages of plug-ins."""
-    specs = {"task": config.task_spec, "opt": config.opt_spec, "rest": config.rest_spec}
-    versions = {kind: getattr(spec, "version", None) for kind, spec in specs.items()}
-    versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in specs.items()}
-    return {name: version for name, version in versions.items() if version is not None}
-
-
 def tuning_seeds(text: str) -> list[int]:
-    """Seeds of trials: how many (`2`: 1000 and 1001, which no report uses by default), or which (`5,6` or `10:15`).
-
-    Raises:
-        UserError: it is neither, or a seed is given twice.
-    """
-    seeds = reporting_seeds(text, "--seeds")
-    return [TUNING_SEEDS + seed for seed in seeds] if counts_seeds(text) else seeds
+    """Seeds of trials: how many (`2`: 1000, 1001, which no report uses), or which (`5,6`, `10:15`), or `UserError`."""
+    return [TUNING_SEEDS * counts_seeds(text) + seed for seed in read_seeds(text, example=5)]
 
 
-def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
-    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`).
-
-    Raises:
-        UserError: it is neither, or a seed is given twice.
-    """
-    seeds = read_seeds(text, option, 5)
-    if "," in text:
-        refuse_twice(f"{option} {text}", [part.strip() for part in text.split(",") if part.strip()])
-    return seeds
-
-
-def refuse_twice(where: str, values: Sequence[Any]) -> None:
-    """Refuse a list with duplicates.
-
-    Raises:
-        UserError: a value is given twice.
-    """
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise UserError(f"{where}: {value} is given twice; give each once")
+def reporting_seeds(text: str) -> list[int]:
+    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`), or `UserError`."""
+    return read_seeds(text, "--report_seeds", 5)
 
 
 def default_trials(design: Design) -> int:
-    """The default number of points of a design: nine, rounded up to whole combinations of the listed values.
+    """The default number of points: nine, rounded up to whole combinations of values, or all of lists alone.
 
-    It is the same for all methods: one with more hyperparameters must not get more trials. A design of lists alone has
-    all their combinations.
+    It is the same for all methods: one with more hyperparameters must not get more trials.
     """
-    if not design.ranges:
-        return design.combinations
-    return (
-        math.ceil(GRID_POINTS / design.combinations) * design.combinations if design.sampler == "grid" else GRID_POINTS
-    )
+    return math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations
 
 
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:
-    """The number of points of a design: the requested one, by default `default_trials`.
-
-    Raises:
-        UserError: no design has such a number.
-    """
+    """The requested number of points, by default `default_trials`; `UserError` if no design has such a number."""
     trials = default_trials(design) if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     design.wanted(trials)

@@ -24,10 +24,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
         UserError: a run cannot be trained, or more runs are wanted than the budget allows.
         RunFailed: the first runs failed, or the disk is full or gone.
     """
-    while True:
-        todo = {study.name: results.todo for study in studies if (results := study.result()).todo}
-        if not todo:
-            return True
+    while todo := {study.name: wanted for study in studies if (wanted := study.result().todo)}:
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
         if effort.budget is not None:
             crew.trained += len(missing(configs))
@@ -41,18 +38,14 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
                 raise
             for study in studies:
                 study.failed |= error.runs
+    return True
 
 
 def carry_out_suite(
     suite: Suite, studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True
 ) -> bool:
-    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
-
-    Raises:
-        UserError: a run cannot be trained; finished runs are stored.
-    """
+    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop."""
     spec = studies[0].spec
-    names = listed([study.spec.opt for study in studies])
     while True:
         suite.advance(studies)
         todo = [config for study in studies for config in study.result().todo]
@@ -61,7 +54,8 @@ def carry_out_suite(
         check_places(todo)
         what = "fresh seeds" if studies[0].report else "tuning"
         if progress:
-            say(f"{spec.task}: {what} of {names}, {counted(max(study.total for study in studies), 'trial')} each")
+            names, trials = listed([study.spec.opt for study in studies]), max(study.total for study in studies)
+            say(f"{spec.task}: {what} of {names}, {counted(trials, 'trial')} each")
         shown = SweepProgress(f"{spec.task}: {what}", spec.mode, enabled=progress)
         if not carry_out(studies, crew, effort, shown):
             return False

@@ -10,7 +10,7 @@ from bench.errors import UserError, first_line
 from bench.output import writing
 from bench.store.files import disk_errors, replacing
 from bench.store.load import Damaged
-from bench.store.reports import StudyRecord, read_report, study_path
+from bench.store.reports import StudyRecord, StudyTrial, read_report, study_path
 from bench.sweeps import sensitivity
 from bench.text import counted, plain, seeds_in_words
 from bench.tuning.design import distribution
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def tuned_yaml(result: StudyResult) -> str:
-    """The winner's settings with their provenance, as the content of `configs/tuned/<task>/<optimizer>.yaml`.
-
-    Raises:
-        UserError: there is no winner.
-    """
+    """The winner's settings with their provenance, as `configs/tuned/TASK/OPT.yaml`; `UserError` without a winner."""
     import yaml
 
     if result.best is None:
@@ -39,26 +35,28 @@ def tuned_yaml(result: StudyResult) -> str:
     options = run.config["opt_options"].items()
     values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
-    machine = f"{where}, " * bool(where) + counted(run.environment.get("threads") or 1, "thread") + " a run"
     names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
-    content = {
-        "task": spec.task,
-        "opt": {"name": spec.opt} | values,
-        "provenance": {
-            "study": result.study.name,
-            "date": str(date.today()),
-            "machine": machine,
-            "versions": {name: run.versions[name] for name in names if name in run.versions},
-            "settings": {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")},
-            "trials": len(result.trials),
-            "seeds": seeds_in_words(spec.seeds),
-            "metric": f"{run.metric}{result.metric_suffix}",
-            "split": result.select_split or None,
-            "score": result.score,
-            "edge": result.lr_at_boundary,
-        },
+    provenance = {
+        "study": result.study.name,
+        "date": str(date.today()),
+        "machine": f"{where}, " * bool(where) + counted(run.environment.get("threads") or 1, "thread") + " a run",
+        "versions": {name: run.versions[name] for name in names if name in run.versions},
+        "settings": {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")},
+        "trials": len(result.trials),
+        "seeds": seeds_in_words(spec.seeds),
+        "metric": f"{run.metric}{result.metric_suffix}",
+        "split": _select_split(result) or None,
+        "score": result.score,
+        "edge": result.lr_at_boundary,
     }
+    content = {"task": spec.task, "opt": {"name": spec.opt} | values, "provenance": provenance}
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
+
+
+def _select_split(result: StudyResult) -> str:
+    """The split on which its trials were compared; empty if unknown."""
+    splits = {run.select_split for run in result.runs}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
@@ -68,13 +66,11 @@ def tuned_path(folder: Path, spec: StudySpec) -> Path:
 
 def replaced(folder: Path, result: StudyResult) -> str | None:
     """A note if writing the settings replaces a file of another study, or of none; else None."""
-    path = tuned_path(folder, result.spec)
+    path, before = tuned_path(folder, result.spec), None
     if not path.is_file():
         return None
-    try:
+    with suppress(UserError):
         before = read_tuned(path).study
-    except UserError:
-        before = None
     if before == result.study.name:
         return None
     of = f"study {before}" if before else "no study"
@@ -82,14 +78,8 @@ def replaced(folder: Path, result: StudyResult) -> str | None:
 
 
 def write(folder: Path, result: StudyResult, command: str) -> list[Path]:
-    """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
-
-    Raises:
-        UserError: the folder cannot be written, or there is no winner.
-    """
-    spec = result.spec
-    content = tuned_yaml(result)
-    path = tuned_path(folder, spec)
+    """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,png,pdf}`; `UserError` without a winner."""
+    content, path = tuned_yaml(result), tuned_path(folder, result.spec)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -106,29 +96,25 @@ def remember(result: StudyResult) -> None:
         RunFailed: the disk is full or unavailable.
     """
     spec, store = result.spec, result.study.store.folder
+    trials: list[StudyTrial] = [
+        {
+            "point": dict(trial.point),
+            "kind": trial.kind,
+            "state": "completed" if trial.runs else "failed",
+            "score": result.scores.get(point_key(trial.point)),
+            "runs": [run.run_id for run in trial.runs],
+        }
+        for trial in result.trials
+    ]
     record = StudyRecord(
-        name=result.study.name,
-        task=spec.task,
-        opt=spec.opt,
-        seeds=spec.seeds,
+        name=spec.name,
         axes=list(spec.axes),
-        mode=spec.mode,
-        sampler=spec.sampler,
-        trials=[
-            {
-                "point": dict(trial.point),
-                "kind": trial.kind,
-                "state": trial.state,
-                "score": result.scores.get(point_key(trial.point)),
-                "runs": [run.run_id for run in trial.runs],
-            }
-            for trial in result.trials
-        ],
-        winner=result.best.runs[0].run_id if result.best is not None and result.best.runs else None,
+        trials=trials,
+        winner=None if result.best is None else result.best.runs[0].run_id,
         lr_at_boundary=result.lr_at_boundary,
         missing=result.missing,
-        metric=spec.metric,
-        select_split=result.select_split,
+        select_split=_select_split(result),
+        **spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
     )
     path = study_path(store, record.name)
     with suppress(Damaged, FileNotFoundError):
@@ -150,11 +136,7 @@ def journal(path: Path) -> "BaseStorage":
 
 
 def mirror(result: StudyResult, url: str) -> None:
-    """Add the trials of a study to a storage of Optuna, such as `sqlite:///studies.db`; those in it stay.
-
-    Raises:
-        UserError: the storage cannot be opened or written.
-    """
+    """Add the trials of a study to an Optuna storage such as `sqlite:///studies.db`; `UserError` if that fails."""
     try:
         _mirror(result, url)
     except Exception as error:  # each kind of storage raises its own
@@ -173,13 +155,12 @@ def _mirror(result: StudyResult, storage: "str | BaseStorage") -> None:
         if point_key(trial.point) in known:
             continue
         score = result.scores[point_key(trial.point)]
-        axes = {name: distribution(axis, trial.point[name]) for name, axis in result.spec.axes.items()}
         about = {"kind": trial.kind, "seeds": result.spec.seeds, "runs": [run.run_id for run in trial.runs]}
         study.add_trial(
             optuna.trial.create_trial(
                 state=optuna.trial.TrialState.FAIL if score is None else optuna.trial.TrialState.COMPLETE,
                 params=dict(trial.point),
-                distributions=axes,
+                distributions={name: distribution(axis, trial.point[name]) for name, axis in result.spec.axes.items()},
                 value=score,
                 user_attrs=about | ({"reason": trial.reason} if trial.reason else {}),
             )
