@@ -27,14 +27,7 @@ def group(name: Group) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
-
-    Attributes:
-        name: what `--only` takes; its function is `check_NAME`.
-        file: the module of this package with the function.
-        group: what a failure means.
-        doc: the function's docstring.
-    """
+    """The function `check_NAME` of a file of this package, with its docstring, and what a failure of it means."""
 
     name: str
     file: str

@@ -80,7 +80,7 @@ def check_closure_gradients(optimizer: Subject) -> None:
     """
     ahead, moves = optimizer.stepper(), list[bool]()
 
-    def by(closure: Callable[[], Tensor], **_: Any) -> Any:
+    def by(closure: Callable[[], Tensor]) -> Any:
         before = values(ahead.params)
 
         def evaluate() -> Tensor:
@@ -93,13 +93,13 @@ def check_closure_gradients(optimizer: Subject) -> None:
     if optimizer.spec.traits.calls_closure_again or any(moves):
         pytest.skip("it evaluates the closure at other weights, so it needs the gradients from before")
     inside = optimizer.stepper()
-    inside.run(by=lambda closure, **_: _stale(inside, closure))
+    inside.run(by=lambda closure: _stale(inside, closure))
     at_most(ROUNDING, inside.gap(ahead), "with gradients only from the closure, the gap is")
     shifted, without = optimizer.stepper(), optimizer.stepper()
-    shifted.run(by=lambda closure, **_: shifted.optimizer.step(lambda: closure() + 1.0))
+    shifted.run(by=lambda closure: shifted.optimizer.step(lambda: closure() + 1.0))
     if not optimizer.spec.traits.needs_loss and shifted.gap(ahead) == 0:
         try:
-            without.run(by=lambda closure, **_: without.optimizer.step())
+            without.run(by=lambda closure: without.optimizer.step())
         except Exception:
             return  # it needs a closure
         at_most(ROUNDING, without.gap(ahead), "without a closure, the gap to step(closure) is")
@@ -125,20 +125,6 @@ def check_closure_calls(optimizer: Subject) -> str:
     if not optimizer.spec.traits.calls_closure_again:
         at_most(1, calls, "undeclared, the calls of the closure in a step are")
     return f"{calls} a step"
-
-
-@group("changes results")
-def check_norm_keywords(optimizer: Subject) -> str:
-    """Norms passed to step as keywords change nothing if they are correct.
-
-    Training computes them once for clipping. Tolerance 1e-9 of the way. Mend: use the keyword exactly where step would
-    compute the norm itself, squared or not.
-    """
-    if not optimizer.spec.step_keywords:
-        pytest.skip("its step takes no norm")
-    measured = optimizer.stepper().run(norms=True).gap(optimizer.stepper().run())
-    at_most(ROUNDING, measured, "with given norms, the gap is")
-    return ", ".join(sorted(optimizer.spec.step_keywords))
 
 
 def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:

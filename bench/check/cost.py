@@ -1,6 +1,5 @@
 """Checks of what a step costs: synchronisations with a GPU, temporaries, memory that grows."""
 
-import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from bench.check.catalogue import group
 from bench.check.probes import Memory, Reads
 from bench.check.state import values_outside
-from bench.check.steps import Stepper, at_most, leaves
+from bench.check.steps import Fault, Stepper, at_most, leaves
 from bench.check.subject import Subject
 from optimizers.closures import once_known
 
@@ -40,13 +39,13 @@ def check_syncs(optimizer: Subject) -> None:
 def _watched(stepper: Stepper, watch: Any) -> None:
     """One step with observation of the optimizer's part; weights, gradients and loss are given."""
 
-    def by(closure: Callable[[], Tensor], **keywords: Tensor) -> None:
+    def by(closure: Callable[[], Tensor]) -> None:
         loss = closure()
         stepper.calls[-1] = 0
         if isinstance(watch, Reads):
             watch.given([*stepper.params, *(p.grad for p in stepper.params), loss])
         with watch:
-            stepper.optimizer.step(once_known(loss, stepper.params, closure), **keywords)
+            stepper.optimizer.step(once_known(loss, stepper.params, closure))
 
     stepper.step(by=by)
 
@@ -69,7 +68,7 @@ def _copies(optimizer: Subject, arguments: Mapping[str, Any]) -> tuple[float, fl
     others = [(100, 400)] * 2 if optimizer.matrices else [(40_000,), (400, 10, 10)]
     params = [nn.Parameter(torch.full(shape, 0.1)) for shape in [(80, 500), (500, 80), *others]]
     grads = [torch.full_like(p, 0.01) for p in params]
-    with Memory(peaks=True) as watch:
+    with Memory() as watch:
         instance = optimizer.make(params, **arguments)
         optimizer.push(instance, params, grads)
         optimizer.push(instance, params, grads)
@@ -87,15 +86,28 @@ def check_leaks(optimizer: Subject) -> None:
     Long runs die of it, and every checkpoint grows. Nothing may be added in 40 steps after 120, so a bounded history is
     fine. Mend: detach() stored tensors, and store only as many as the method needs.
     """
-    stepper, watch, sizes = optimizer.stepper(), Memory(), list[tuple[int, int]]()
+    stepper, (before, after) = optimizer.stepper(), ({}, {})
     for steps in (120, 40):
-        for _ in range(steps):
-            _watched(stepper, watch)
-        gc.collect()
+        stepper.run(steps)
         held = [vars(stepper.optimizer), [vars(p) for p in stepper.params], values_outside(stepper.optimizer)]
-        sizes.append((watch.now(), len(leaves(held))))
-        watch.places = True
-    (first, before), (last, after) = sizes
-    where = f", allocated in {watch.largest()}" if watch.largest() else ""
-    at_most(0, last - first, f"40 late steps add memory{where}, in bytes")
-    at_most(0, after - before, "40 late steps add entries to its groups, state or attributes: their number is")
+        before, after = after, leaves(held, of=_size)
+    if new := [place for place in after if place not in before] if len(after) > len(before) else []:
+        raise Fault(
+            f"40 late steps add entries to what it keeps, such as {new[-1]}; their number is {len(new)}", len(new)
+        )
+    for place, size in after.items():
+        if isinstance(size, tuple) and place in before and size > before[place]:
+            raise Fault(
+                f"in 40 late steps, {place} grows from {before[place]} to {size} bytes and operations in its graph"
+            )
+
+
+def _size(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of a tensor, and the operations in the graph that it keeps alive."""
+    left, nodes = [tensor.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            left += [function for function, _ in node.next_functions]
+    return tensor.numel() * tensor.element_size(), len(nodes)

@@ -273,7 +273,7 @@ def check_gradients(optimizer: Subject) -> None:
     at_most(0, reused.gap(fresh), "with gradients that are overwritten after each step, the gap is")
 
 
-def _noted_step(stepper: Stepper, left: list[Any], closure: Any, *, with_closure: bool, **keywords: Tensor) -> None:
+def _noted_step(stepper: Stepper, left: list[Any], closure: Any, *, with_closure: bool) -> None:
     """A step that notes the gradients at its begin, and those of each call of the closure."""
 
     def note() -> None:
@@ -285,4 +285,4 @@ def _noted_step(stepper: Stepper, left: list[Any], closure: Any, *, with_closure
         return loss
 
     note()
-    stepper.optimizer.step(noted, **keywords) if with_closure else stepper.optimizer.step()
+    stepper.optimizer.step(noted) if with_closure else stepper.optimizer.step()

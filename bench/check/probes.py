@@ -3,7 +3,6 @@
 import os
 import sys
 import sysconfig
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def place() -> str:
-    """File and line of the running code, outside the kit, torch and Python; else in torch's optimizers.
-
-    Returns:
-        `FILE, line N`, or nothing.
-    """
+    """`FILE, line N` of the running code, outside the kit, torch and Python; else in torch's optimizers, or nothing."""
     frame: Any = sys._getframe(1)
     within = ""
     while frame is not None:
@@ -117,20 +112,12 @@ def _masked(name: str, args: Any) -> bool:
 
 
 class Memory(TorchDispatchMode):
-    """Sums the bytes of live tensors created by operations.
+    """Sums the bytes of live tensors created by operations; `peak` is the largest sum since it was last set."""
 
-    Args:
-        peaks: whether to check after each operation, which is slow.
-
-    Attributes:
-        peak: largest sum since it was last set.
-        places: whether to record where tensors are created.
-    """
-
-    def __init__(self, *, peaks: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int, str]] = {}
-        self.peaks, self.peak, self.places = peaks, 0, False
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and record its results."""
@@ -140,23 +127,14 @@ class Memory(TorchDispatchMode):
         for t in _tensors(out):
             storage = t.untyped_storage()
             if storage._cdata not in inputs:
-                where = place() if self.places else ""
-                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), where)
-        if self.peaks:
-            self.peak = max(self.peak, self.now())
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, self.now())
         return out
 
     def now(self) -> int:
         """Live bytes."""
         self.alive = {key: value for key, value in self.alive.items() if not value[0].expired()}
-        return sum(size for _, size, _ in self.alive.values())
-
-    def largest(self) -> str:
-        """The recorded place that created the most live memory."""
-        sizes: Counter[str] = Counter()
-        for _, size, where in self.alive.values():
-            sizes[where] += size * bool(where)
-        return max(sizes, key=sizes.__getitem__, default="")
+        return sum(size for _, size in self.alive.values())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

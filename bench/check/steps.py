@@ -41,13 +41,7 @@ def at_most(tolerance: float, measured: float, message: str) -> None:
 
 
 class Attention(nn.Module):
-    """An attention head with a linear readout and a logistic loss with learnable labels.
-
-    Args:
-        dtype: of weights and data.
-        seed: of the weights.
-        matrices: whether all parameters are matrices; else there are vectors among them.
-    """
+    """An attention head with a linear readout and a logistic loss; all parameters may be matrices."""
 
     def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, *, matrices: bool = False) -> None:
         super().__init__()
@@ -72,9 +66,7 @@ class Attention(nn.Module):
         margin = self.labels[rows] * ((seen + x[:, 0]) @ self.values @ self.readout.flatten() + self.bias.flatten())
         return softplus(-margin).sum() / SAMPLES
 
-    def loss(self, rows: slice) -> Tensor:
-        """`forward`."""
-        return self(rows)
+    loss = forward
 
     def reduced(self, loss: Tensor) -> Tensor:
         """The loss of the batch, from the loss of this process."""
@@ -82,18 +74,11 @@ class Attention(nn.Module):
 
 
 class Stepper:
-    """A model and an optimizer, stepped so that every protocol works: gradients are in `.grad` before `step(closure)`,
-    and the closure, as torch documents it, clears them and evaluates again.
+    """A model and an optimizer (None if only the model is evaluated); `calls` counts those of the closure, by step.
 
-    Args:
-        spec: of the optimizer.
-        model: has `rows`, `loss` and `reduced`, such as `Attention`.
-        optimizer: None for a model whose loss and gradients are only evaluated.
-        seeds: the first step's seed.
-
-    Attributes:
-        calls: of the closure, by step.
-    """  # noqa: D205 - one sentence
+    Every protocol works: gradients are in `.grad` before `step(closure)`, and the closure, as torch documents it,
+    clears them and evaluates again.
+    """
 
     def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
         self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
@@ -114,14 +99,8 @@ class Stepper:
                 total = total + loss.detach()
         return self.model.reduced(total)
 
-    def step(self, parts: int = 1, *, norms: bool = False, by: Callable[..., Any] | None = None) -> Any:
-        """One step; returns what it returned.
-
-        Args:
-            parts: micro-batches.
-            norms: whether to pass the norms that `step` accepts as keywords.
-            by: callable with closure and keywords; the optimizer's `step` if None.
-        """
+    def step(self, parts: int = 1, by: Callable[..., Any] | None = None) -> Any:
+        """One step of so many micro-batches, by a function of the closure or the optimizer's own `step`."""
         seed(self.seeds + len(self.calls))
         self.backward(parts)
         self.calls.append(0)
@@ -130,10 +109,7 @@ class Stepper:
             self.calls[-1] += 1
             return self.backward(parts)
 
-        keywords: dict[str, Tensor] = {}
-        if norms:
-            keywords = dict.fromkeys(self.spec.step_keywords, flat([p.grad for p in self.params]).norm())
-        return (by or self.optimizer.step)(closure, **keywords)
+        return (by or self.optimizer.step)(closure)
 
     def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
         """Several steps; returns itself."""
@@ -211,12 +187,23 @@ def generators() -> dict[str, Any]:
     }
 
 
-def leaves(value: Any, place: str = "", *, depth: int = 8, seen: set[int] | None = None) -> dict[str, Any]:
-    """Copies of the tensors, numbers, words and states of generators in nested containers and objects, by place."""
+def _copied(tensor: Tensor) -> Any:
+    return tensor.detach().clone()
+
+
+def leaves(
+    value: Any,
+    place: str = "",
+    *,
+    of: Callable[[Tensor], Any] = _copied,
+    depth: int = 8,
+    seen: set[int] | None = None,
+) -> dict[str, Any]:
+    """Tensors (as `of` gives them), numbers, words and states of generators in containers and objects, by place."""
     if value is None or isinstance(value, int | float | str):
         return {place: value}
     if isinstance(value, Tensor):
-        return {place: value.detach().clone()}
+        return {place: of(value)}
     if isinstance(value, torch.Generator):
         return {place: value.get_state().numpy().tobytes()}
     if isinstance(value, random.Random | np.random.Generator):
@@ -236,14 +223,13 @@ def leaves(value: Any, place: str = "", *, depth: int = 8, seen: set[int] | None
         members = {f"{place}[{i}]": member for i, member in enumerate(value)}
     else:
         members = {f"{place}.{name}": member for name, member in getattr(value, "__dict__", {}).items()}
-    return {k: v for at, member in members.items() for k, v in leaves(member, at, depth=depth - 1, seen=seen).items()}
+    return {
+        k: v for at, member in members.items() for k, v in leaves(member, at, of=of, depth=depth - 1, seen=seen).items()
+    }
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float = 0.0) -> str:
-    """The first place where two results of `leaves` differ, in words; nothing if they agree.
-
-    Differences of tensors up to `tolerance`, relative to the largest element, are ignored.
-    """
+    """Where two results of `leaves` first differ by more than a tolerance, relative to the largest element."""
     for place, a in one.items():
         if place not in other:
             return f"{place} is missing"

@@ -43,10 +43,9 @@ class Subject:
         limit: seconds that one check may take.
 
     Attributes:
-        arguments: of its constructor. Caps on the step are disabled unless given, since an active cap would hide the
-            loss and the norm from the checks.
+        arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
         hparams: all of the constructor's arguments by name.
-        matrices: whether it takes only matrices; it is then checked on models of matrices.
+        matrices: whether it takes only matrices, and is checked on them.
         by_role: whether it takes only groups with `use_muon`, and gets them.
 
     Raises:
@@ -113,9 +112,9 @@ class Subject:
                 drawn.append(torch.Tag.nondeterministic_seeded in func.tags)
                 return func(*args, **(kwargs or {}))
 
-        def by(closure: Any, **keywords: Any) -> None:
+        def by(closure: Any) -> None:
             before = generators()
-            stepper.optimizer.step(closure, **keywords)
+            stepper.optimizer.step(closure)
             drawn.append(before != generators())
 
         with Draws():
@@ -164,14 +163,7 @@ class Subject:
         arguments: Mapping[str, Any] | None = None,
         seeded: int = 0,
     ) -> Stepper:
-        """A model with an optimizer.
-
-        Args:
-            model: a module with `loss(rows)`; the attention head in float64 if None.
-            groups: from its parameters to what the constructor takes.
-            arguments: of the constructor, in addition to or instead of the subject's.
-            seeded: first seed of the global generators.
-        """
+        """A model (the attention head in float64 if None) with an optimizer of its `groups`, with more `arguments`."""
         model = self.attention() if model is None else model
         optimizer = self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {}))
         return Stepper(self.spec, model, optimizer, seeded)
