@@ -336,7 +336,7 @@ def forget_half(self: Any, group: Any, params: Any) -> None:
         wide.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad), alpha=group["lr"])
 
 
-mutant("FlatViews", "noncontiguous", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
+mutant("FlatViews", "kinds", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
 mutant("ForgetsHalf", "bf16 unread", move=forget_half)
 mutant(
     "ReplacesNaN",
@@ -639,7 +639,7 @@ mutant(
     factor=lambda self, group, norm: safe_divide(group["lr"], norm) * (norm.tolist() > 0),
 )
 mutant("Leaks", "leaks resume", before=per(lambda self, g, p: vars(self).setdefault("seen", []).append(p.grad.clone())))
-mutant("KeepsGraph", "leaks resume copies", before=keep_graph)
+mutant("KeepsGraph", "leaks copies", before=keep_graph)
 mutant("ListInGroup", "leaks", before=lambda self, group, params: group.setdefault("rates", []).append(group["lr"]))
 mutant("Clones", "temporaries", move=clone)
 mutant("CountsOnTheHost", before=count_on_host)

@@ -45,6 +45,7 @@ def usual_threads() -> Iterator[None]:
     torch.compiler.set_stance("force_eager")
     yield
     torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
     torch.compiler.set_stance("default")
 
 

@@ -1,7 +1,6 @@
 """Checks of what a step computes: descent, formulas, dtypes, layouts and kernels."""
 
 import inspect
-from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any
 
@@ -163,38 +162,6 @@ def check_nan_gradient(optimizer: Subject) -> str:
     return ""
 
 
-def _push_both(optimizer: Subject, pair: list[list[Any]], both: Callable[[int], list[list[Tensor]]]) -> None:
-    """Three steps of two lists of parameters; `both` has the gradients of each in a step."""
-    instances = [optimizer.make(params) for params in pair]
-    for step in range(3):
-        for instance, params, grads in zip(instances, pair, both(step), strict=True):
-            optimizer.push(instance, params, grads)
-
-
-@group("changes results")
-def check_noncontiguous(optimizer: Subject) -> None:
-    """Transposed, strided and channels-last tensors get the same steps as contiguous ones.
-
-    Gradients have their parameter's layout, and in one step are contiguous. Tolerance 1e-9 of the way. Mend: use
-    reshape instead of view and torch.zeros_like for state, and do not assume the same memory layout for two tensors.
-    """
-    optimizer.refuse_chance()
-    matrix, wide, vector, cube = gradients([(5, 3), (4, 6), (8,), (2, 3, 2, 2)], 7)
-    laid = [matrix.t(), wide[:, ::2]]
-    if not optimizer.matrices:
-        laid += [vector[::2], cube.to(memory_format=torch.channels_last)]
-    start = [t.contiguous().clone() for t in laid]
-    odd, plain = [nn.Parameter(t) for t in laid], [nn.Parameter(t.clone()) for t in start]
-
-    def both(step: int) -> list[list[Tensor]]:
-        grads = gradients([p.shape for p in plain], step)
-        strided = [torch.empty_strided(p.shape, p.stride(), dtype=p.dtype) for p in odd]
-        return [[g.clone() if step == 1 else s.copy_(g) for g, s in zip(grads, strided, strict=True)], grads]
-
-    _push_both(optimizer, [odd, plain], both)
-    at_most(ROUNDING, gap(odd, plain, start), "the gap to contiguous parameters is")
-
-
 @group("blocks a set-up")
 def check_bf16(optimizer: Subject) -> None:
     """bfloat16 parameters keep their dtype and follow float64.
@@ -206,12 +173,11 @@ def check_bf16(optimizer: Subject) -> None:
     optimizer.refuse_chance()
     shapes = [(4, 3), (5, 1) if optimizer.matrices else (5,)]
     exact, half = ([nn.Parameter(torch.zeros(s, dtype=d)) for s in shapes] for d in (torch.float64, torch.bfloat16))
-
-    def both(step: int) -> list[list[Tensor]]:
+    instances = [optimizer.make(params) for params in (exact, half)]
+    for step in range(3):
         rounded = [g.bfloat16() for g in gradients(shapes, step)]
-        return [[g.double() for g in rounded], rounded]
-
-    _push_both(optimizer, [exact, half], both)
+        optimizer.push(instances[0], exact, [g.double() for g in rounded])
+        optimizer.push(instances[1], half, rounded)
     if others := [p.dtype for p in half if p.dtype != torch.bfloat16]:
         raise Fault(f"a bfloat16 parameter became {others[0]}")
     at_most(0.1, gap(half, exact, [torch.zeros(shape) for shape in shapes]), "the gap to float64 is")

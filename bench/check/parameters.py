@@ -1,6 +1,6 @@
 """Checks of parameters: every kind of them, groups with their hyperparameters, and gradients."""
 
-import functools
+import itertools
 from collections import UserDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,20 +35,23 @@ _REFUSALS = (ValueError, NotImplementedError)
 
 @group("changes results")
 def check_kinds(optimizer: Subject) -> None:
-    """Parameters of every shape and dtype are trained: scalars, vectors, matrices, convolutions, empty ones.
+    """Parameters of every shape, layout and dtype are trained: scalars, vectors, convolutions, transposed, empty ones.
 
     A forgotten branch leaves biases or convolutions at their initial values, and the loss still falls; sharded models
-    have ranks without elements. Each parameter must move in 6 steps with gradients, most of its elements too, and stay
-    finite. Mend: handle every number of dimensions, do not average over zero elements, or raise an error for a kind
-    that the method does not know.
+    have ranks without elements. Each parameter must move in 6 steps with gradients, of its layout or contiguous, most
+    of its elements too, and stay finite. Mend: handle every number of dimensions, use reshape instead of view, do not
+    average over zero elements, or raise an error for a kind that the method does not know.
     """
     shapes = _MATRICES if optimizer.matrices else _MATRICES + _OTHERS
     for dtype in (torch.float64, torch.float32):
         start = [(1 + g).to(dtype) for g in gradients(shapes, 8)]
+        start[0] = start[0].t().contiguous().t()
         params = [nn.Parameter(t.clone()) for t in start]
         instance, changed = optimizer.make(params), [torch.zeros_like(t, dtype=torch.bool) for t in start]
         for step in range(STEPS):
-            optimizer.push(instance, params, [g.to(dtype) for g in gradients(shapes, step)])
+            grads = [g.to(dtype) for g in gradients(shapes, step)]
+            laid = [torch.empty_like(p).copy_(g) for p, g in zip(params, grads, strict=True)]
+            optimizer.push(instance, params, grads if step == 1 else laid)
             for p, before, ever in zip(params, start, changed, strict=True):
                 ever |= p.detach() != before  # signs may lead back
         for p, shape, ever in zip(params, shapes, changed, strict=True):
@@ -241,23 +244,23 @@ def check_gradients(optimizer: Subject) -> None:
     grad.add_ or grad.mul_, clone() the first gradient, and leave zero_grad to the caller.
     """
     ways = [{}, {"weight_decay": 0.1}] if optimizer.hparams.get("weight_decay") == 0 else [{}]
-    for way in ways:
-        for with_closure in (True, False):
-            stepper = optimizer.stepper(arguments=way)
-            left = list[tuple[Any, Tensor]]()
-            by = functools.partial(_noted_step, stepper, left, with_closure=with_closure)
-            for _ in range(3):
-                try:
-                    stepper.step(by=by)
-                except Exception:
-                    if with_closure:
-                        raise
-                    break  # it needs a closure
-                for i, (p, (grad, value)) in enumerate(zip(stepper.params, left, strict=True)):
-                    if p.grad is not grad or not equal([p.grad], [value]):
-                        what = "None" if p.grad is None else "replaced" if p.grad is not grad else "changed"
-                        how = "".join(f", with {name} {value}" for name, value in way.items())
-                        raise Fault(f".grad of parameter {i}, shape {tuple(p.shape)}, is {what} after step{how}")
+    for way, with_closure in itertools.product(ways, (True, False)):
+        stepper = optimizer.stepper(arguments=way)
+        for _ in range(3):
+            loss = stepper.backward()
+            grads: list[Any] = [p.grad for p in stepper.params]
+            before = values(grads)
+            try:
+                stepper.optimizer.step(lambda loss=loss: loss) if with_closure else stepper.optimizer.step()
+            except Exception:
+                if with_closure:
+                    raise
+                break  # it needs a closure
+            for i, (p, grad, value) in enumerate(zip(stepper.params, grads, before, strict=True)):
+                if p.grad is not grad or not equal([grad], [value]):
+                    what = "None" if p.grad is None else "replaced" if p.grad is not grad else "changed"
+                    how = "".join(f", with {name} {value}" for name, value in way.items())
+                    raise Fault(f".grad of parameter {i}, shape {tuple(p.shape)}, is {what} after step{how}")
     if optimizer.spec.traits.create_graph:
         return
     fresh, reused = optimizer.stepper(), optimizer.stepper()
@@ -271,18 +274,3 @@ def check_gradients(optimizer: Subject) -> None:
         for buffer in buffers:
             buffer.zero_()
     at_most(0, reused.gap(fresh), "with gradients that are overwritten after each step, the gap is")
-
-
-def _noted_step(stepper: Stepper, left: list[Any], closure: Any, *, with_closure: bool) -> None:
-    """A step that notes the gradients at its begin, and those of each call of the closure."""
-
-    def note() -> None:
-        left[:] = [(p.grad, p.grad.detach().clone()) for p in stepper.params]
-
-    def noted() -> Tensor:
-        loss = closure()
-        note()
-        return loss
-
-    note()
-    stepper.optimizer.step(noted) if with_closure else stepper.optimizer.step()

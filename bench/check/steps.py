@@ -1,5 +1,6 @@
 """What all checks share: a small model, steps of an optimizer on it, and comparisons of weights and of state."""
 
+import pickle
 import random
 import warnings
 from collections import deque
@@ -207,7 +208,7 @@ def leaves(
     if isinstance(value, torch.Generator):
         return {place: value.get_state().numpy().tobytes()}
     if isinstance(value, random.Random | np.random.Generator):
-        return {place: str(value.getstate() if isinstance(value, random.Random) else value.bit_generator.state)}
+        return {place: pickle.dumps(value)}
     seen = seen if seen is not None else set[int]()
     if id(value) in seen or not depth or isinstance(value, type | nn.Module | ModuleType) or callable(value):
         return {}

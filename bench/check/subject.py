@@ -8,13 +8,11 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.check.steps import Attention, Stepper, generators, seed
+from bench.check.steps import Attention, Stepper, generators, leaves, seed
 from bench.config.options import MISSING, optimizer_options, parse_options
 from bench.errors import UserError, unknown
 from bench.text import is_number
@@ -104,22 +102,17 @@ class Subject:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether its steps draw random numbers, from any generator of torch or the global ones of numpy and Python."""
-        stepper, drawn = self.stepper(), list[bool]()
-
-        class Draws(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                drawn.append(torch.Tag.nondeterministic_seeded in func.tags)
-                return func(*args, **(kwargs or {}))
+        """Whether its steps draw random numbers from the global generators, or it holds a generator."""
+        stepper, states = self.stepper(), list[Any]()
 
         def by(closure: Any) -> None:
             before = generators()
             stepper.optimizer.step(closure)
-            drawn.append(before != generators())
+            states.append(before != generators())
 
-        with Draws():
-            stepper.run(2, by=by)
-        return any(drawn) or any(isinstance(v, np.random.Generator) for v in vars(stepper.optimizer).values())
+        stepper.run(2, by=by)
+        held = leaves(stepper.optimizer) | leaves(vars(type(stepper.optimizer)))
+        return any(states) or any(isinstance(value, bytes) for value in held.values())
 
     def refuse_chance(self) -> None:
         """Skip a check for optimizers that draw random numbers, which depend on the layout of tensors."""
