@@ -499,11 +499,6 @@ def without_gradients(self: Any, closure: Any = None) -> Any:
     return loss
 
 
-def step_first(self: Any, closure: Any = None) -> Any:
-    Sound.step(self)
-    return run_closure(closure)
-
-
 def no_loss(self: Any, closure: Any = None) -> None:
     Sound.step(self, closure)
 
@@ -526,22 +521,11 @@ def move_data(self: Any, closure: Any = None) -> Any:
     return loss
 
 
-def call_twice(self: Any, closure: Any = None) -> Any:
-    run_closure(closure)
-    return Sound.step(self, closure)
-
-
 @torch.no_grad()
 def precondition(self: Any, closure: Any = None) -> Any:
     for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
         p.grad.mul_(0.5)
     return Sound.step(self, closure)
-
-
-def zero(self: Any, closure: Any = None) -> Any:
-    loss = Sound.step(self, closure)
-    self.zero_grad(set_to_none=True)
-    return loss
 
 
 def draw(self: Any, group: Any, params: Any) -> None:
@@ -573,16 +557,15 @@ def per_backward(self: Any, group: Any, params: Any) -> None:
 
 
 mutant("ClosureWithoutGradients", "closure", step=without_gradients)
-mutant("StepsFirst", "closure", step=step_first)
+mutant("StepsFirst", "closure", step=lambda self, closure=None: (Sound.step(self), run_closure(closure))[1])
 mutant("NoLoss", "closure", step=no_loss)
 mutant("ChangesLoss", "closure", step=change_loss)
 mutant("MovesData", "closure grad_scaler", step=move_data)
-mutant("CallsTwice", "closure_calls", step=call_twice)
-mutant("CallsTwiceAsDeclared", traits="calls_closure_again", step=call_twice)
+mutant("CallsTwice", "closure_calls", step=lambda self, f=None: (run_closure(f), Sound.step(self, f))[1])
 mutant("CountsBackwards", "micro_batches closure_gradients copies groups", init=count_backwards, move=per_backward)
 mutant("Preconditions", "closure_gradients gradients grad_scaler", step=precondition)
 mutant("HalvesGradients", "gradients", before=lambda self, group, params: [p.grad.mul_(0.5) for p in params])
-mutant("ZeroesGradients", "gradients", step=zero)
+mutant("ZeroesGradients", "gradients", step=lambda self, f=None: (Sound.step(self, f), self.zero_grad())[0])
 mutant("DecaysGradients", "gradients", before=per(lambda self, g, p: p.grad.add_(p.detach(), alpha=g["weight_decay"])))
 mutant("AliasesGradient", "gradients", buffer=lambda self, p: self.state[p].setdefault("buffer", p.grad))
 mutant("DrawsEveryTenth", "globals", before=draw)

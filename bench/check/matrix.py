@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib.metadata import packages_distributions, version
@@ -131,14 +132,15 @@ def tables(found: Sequence[Row]) -> dict[str, pd.DataFrame]:
         packages.append((package, 1, report.built, report.built and report.ok, report.built and not report.failed))
     matrix = pd.DataFrame(lines).fillna("")
     by_package = pd.DataFrame(packages, columns=["package", "optimizers", "built", "without a fault", "pass all"])
+    count = Counter((v.check, _WORDS[v.verdict]) for row in found for v in row.report.verdicts)
     used = [check for check in CHECKS if check.name in matrix]
     totals = [
         {"check": c.name, "object of the check": c.meaning, "a failure": c.group}
-        | {word: int((matrix[c.name] == word).sum()) for word in _WORDS.values()}
+        | {word: count[c.name, word] for word in _WORDS.values()}
         for c in used
     ]
     return {
-        "By package": by_package.groupby("package", sort=False, as_index=False).sum(),
+        "By package": pd.DataFrame(by_package.groupby("package", sort=False, as_index=False).sum()),
         "Optimizers and checks": matrix,
         "By check": pd.DataFrame(totals),
     }
@@ -160,7 +162,8 @@ def as_text(found: Sequence[Row], kind: str) -> str:
         return strict_json({"title": title, "legend": _LEGEND, "tables": data, "failures": failures}) + "\n"
     if kind == "html":
         parts["Failures"] = pd.DataFrame([(n, note) for n, notes in failures.items() for note in notes])
-        body = "".join(f"<h2>{name}</h2>\n{table.to_html(index=False)}\n" for name, table in parts.items())
+        with pd.option_context("display.max_colwidth", None):
+            body = "".join(f"<h2>{name}</h2>\n{table.to_html(index=False)}\n" for name, table in parts.items())
         style = "body { font-family: sans-serif; color-scheme: light dark } table { border-collapse: collapse }"
         head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
         return f"{head}\n<h1>{title}</h1>\n<p>{_LEGEND}</p>\n{body}</html>\n"

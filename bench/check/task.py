@@ -76,7 +76,7 @@ class TaskSubject:
 
     def config(self, more: Mapping[str, Any] = _NONE) -> RunConfig:
         """A configuration of few steps, with further settings."""
-        return resolve(self._settings | more)
+        return resolve({**self._settings, **more})
 
     def make(self) -> Any:
         """The task, with weights initialised from the seed."""
@@ -204,13 +204,13 @@ def check_lanes(task: TaskSubject) -> None:
 
 def lanes_gap(task: TaskSubject, lanes: Sequence[Mapping[str, Any]]) -> float:
     """The largest gap of lanes with these settings, for two seeds each, from single runs."""
-    together = make_lanes([[task.config(lane | {"seed": seed}) for lane in lanes] for seed in (0, 1)])
+    together = make_lanes([[task.config({**lane, "seed": seed}) for lane in lanes] for seed in (0, 1)])
     for _ in range(STEPS):
         together.step()
     worst = 0.0
     for seed in (0, 1):
         for i, lane in enumerate(lanes):
-            alone = task.run(lane | {"seed": seed})
+            alone = task.run({**lane, "seed": seed})
             weights = [together.weights[name][seed, i] for name in together.trained]
             worst = max(worst, gap(weights, alone.weights, alone.start))
     return worst
