@@ -17,12 +17,11 @@ FAULTS: dict[str, set[str]] = {}
 class Points(TaskData):
     """Points of two classes, different for each seed."""
 
-    def __init__(self, root: Any = None, seed: int = 0) -> None:
-        self.splits = {name: self.made(derive_seed(seed, name), n) for name, n in self.counts().items()}
-        self.sizes = {name: len(labels) for name, (_, labels) in self.splits.items()}
+    counts: ClassVar[dict[str, int]] = {"train": 40, "val": 20, "test": 20}
 
-    def counts(self) -> dict[str, int]:
-        return {"train": 40, "val": 20, "test": 20}
+    def __init__(self, root: Any = None, seed: int = 0) -> None:
+        self.splits = {name: self.made(derive_seed(seed, name), n) for name, n in self.counts.items()}
+        self.sizes = {name: len(labels) for name, (_, labels) in self.splits.items()}
 
     def made(self, seed: int, n: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(n) % 2
@@ -46,15 +45,23 @@ class Net(Task):
         self.hidden, self.readout = nn.Linear(4, 3), nn.Parameter(torch.randn(3))
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
-        points, labels = batch
+        points, labels = self.inputs(batch[0]), batch[1]
         output = torch.tanh(self.hidden(points)) @ self.readout
         return Outcome(self.loss_of((2 * labels - 1) * output), output.detach().sigmoid(), labels)
+
+    def inputs(self, points: Tensor) -> Tensor:
+        return points
 
     def loss_of(self, margins: Tensor) -> Tensor:
         return nn.functional.softplus(-margins).mean()
 
     def metrics(self) -> dict[str, Metric]:
         return {"accuracy": BinaryAccuracy()}
+
+
+FIXED: dict[str, Any] = dict(
+    metric="accuracy", mode="max", target=None, budget={"max_steps": 20}, source="tests", batch_size=10
+)
 
 
 def spec(*faults: str, data: str = "Points", lanes: bool = True) -> Callable[[type], type]:
@@ -69,13 +76,8 @@ def spec(*faults: str, data: str = "Points", lanes: bool = True) -> Callable[[ty
             title="",
             module=f"tests.mutant_tasks:{module}",
             data=f"tests.mutant_tasks:{data if issubclass(cls, Task) else cls.__name__}",
-            metric="accuracy",
-            mode="max",
-            target=None,
-            budget={"max_steps": 20},
-            source="tests",
-            batch_size=10,
             lanes=lanes,
+            **FIXED,
         )
         return cls
 
@@ -95,18 +97,16 @@ class Drops(Net):
         super().__init__(data)
         self.first = self.second = nn.Dropout(0.2)
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
-        points, labels = batch
-        return super().loss((self.second(self.first(points)), labels))
+    def inputs(self, points: Tensor) -> Tensor:
+        return self.second(self.first(points))
 
 
 @spec()
 class Creates(Net):
     """Its loss creates tensors in the default precision."""
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
-        points, labels = batch
-        return super().loss((points @ torch.linspace(0.1, 1.3, 4).diag(), labels))
+    def inputs(self, points: Tensor) -> Tensor:
+        return points @ torch.linspace(0.1, 1.3, 4).diag()
 
 
 @spec("builds")
@@ -126,11 +126,10 @@ class Unseeded(Net):
 class SamePoints(Points):
     """The same points for every seed."""
 
+    counts: ClassVar[dict[str, int]] = {"train": 10, "val": 20, "test": 20}
+
     def __init__(self, root: Any = None, seed: int = 0) -> None:
         super().__init__(root)
-
-    def counts(self) -> dict[str, int]:
-        return {"train": 10, "val": 20, "test": 20}
 
 
 @spec("deterministic", data="SamePoints", lanes=False)
@@ -177,9 +176,8 @@ class DropsTwice(Net):
         super().__init__(data)
         self.drop = nn.Dropout(0.2)
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
-        points, labels = batch
-        return super().loss((self.drop(self.drop(points)), labels))
+    def inputs(self, points: Tensor) -> Tensor:
+        return self.drop(self.drop(points))
 
 
 @spec("lanes")
@@ -199,20 +197,7 @@ class Leaks(Points):
         val_x[3], val_y[3] = x[17], y[17]
 
 
-CLASSES = TaskSpec(
-    name="classes",
-    title="given by classes",
-    module=Net,
-    data=Points,
-    metric="accuracy",
-    mode="max",
-    target=None,
-    budget={"max_steps": 20},
-    source="tests",
-    batch_size=10,
-    lanes=True,
-)
-
+CLASSES = TaskSpec(name="classes", title="given by classes", module=Net, data=Points, lanes=True, **FIXED)
 REFUSED = {
     "MISSPELT": "roles of Misspelt: it has no parameter readuot",
     "NOSUCHROLE": "roles of NoSuchRole: readout has 'output'; roles are matrix, embedding, head, vector",

@@ -1,10 +1,13 @@
-"""Optimizers with one fault each, and the checks that must find it, and no other checks; sound ones come first."""
+"""Optimizers with one fault each, and the checks that must find it, and no other checks; sound ones fail none.
+
+`mutant("Name", "check ...", hook=function)` makes a subclass of a sound optimizer with one method replaced.
+"""
 
 import os
-import random
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,63 +20,97 @@ from optimizers.step_size import safe_divide
 
 FAULTS: dict[str, set[str]] = {}
 """Names of mutants, and the checks that must fail on them."""
-
 SPECS: dict[str, OptimizerSpec] = {}
-"""The specs of mutants that have one."""
-
-EVERYTHING = {name for name, check in catalogue().items() if check.group != "reported"}
+DECAY = "weight_decay"
 
 
-def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[[type], type]:
-    """Register a class with the checks that it fails, and with its declarations."""
+def mutant(name: str, caught_by: str = "", base: Any = None, update: str = "", traits: str = "", **hooks: Any) -> Any:
+    """Define an optimizer of this module.
 
-    def noted(cls: type) -> type:
-        FAULTS[cls.__name__] = set(faults)
-        SPECS[cls.__name__] = OptimizerSpec(
-            name=cls.__name__,
-            target=f"tests.mutants:{cls.__name__}",
-            formula="",
-            source="tests",
-            traits=Traits(**traits),
-            update=update and f"tests.mutants:{update}",
-        )
-        return cls
+    Args:
+        name: of the class.
+        caught_by: the checks that must fail, with spaces between them.
+        base: the class whose methods `hooks` replace; `init` is its constructor.
+        update: function of this module, its pure update.
+        traits: that its spec declares, with spaces between them.
+    """
+    methods = {"__init__" if hook == "init" else hook: function for hook, function in hooks.items()}
+    assert all(hasattr(base or Sound, hook) for hook in methods)
+    globals()[name] = type(name, (base or Sound,), methods | {"__module__": __name__})
+    note(name, caught_by, update, traits)
+    return globals()[name]
 
-    return noted
+
+def per(function: Any) -> Any:
+    """A hook that does this with each parameter."""
+    return lambda self, group, params: [function(self, group, p) for p in params]
+
+
+def note(name: str, caught_by: str = "", update: str = "", traits: str = "") -> None:
+    """Note the checks that fail on a class of this module, and its spec."""
+    assert not set(caught_by.split()) - catalogue().keys(), name
+    FAULTS[name] = set(caught_by.split())
+    declared = Traits(**dict.fromkeys(traits.split(), True))
+    pure = f"tests.mutants:{update}" if update else None
+    SPECS[name] = OptimizerSpec(name, f"tests.mutants:{name}", "", "tests", traits=declared, update=pure)
 
 
 # ---- Sound optimizers, the base classes of the others ----------------------------------------------------------------
 
 
-@mutant(update="heavy_ball")
 class Sound(Optimizer):
-    """Heavy ball."""
+    """Heavy ball with decoupled weight decay."""
 
-    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, *, foreach: bool = False) -> None:
-        super().__init__(params, dict(lr=lr, momentum=momentum, foreach=foreach))
+    setting: Any = 0  # for hooks to keep something in the class
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.05,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        nesterov: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        options = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=foreach)
+        super().__init__(params, options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         loss = run_closure(closure)
-        for group in self.param_groups:
-            self.move(group, [p for p in group["params"] if p.grad is not None])
+        for group in self.groups():
+            params = self.chosen([p for p in group["params"] if p.grad is not None])
+            self.before(group, params)
+            self.move(self.options(group), params)
         return loss
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if group["foreach"]:
-            self.move_together(group, params)
-            return
-        for p in params:
-            buffer = self.buffer(p)
-            buffer.mul_(group["momentum"]).add_(p.grad)
-            p.sub_(buffer, alpha=group["lr"])
+    def groups(self) -> list[dict[str, Any]]:
+        return self.param_groups
 
-    def move_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if params:
+    def chosen(self, params: list[Tensor]) -> list[Tensor]:
+        return params
+
+    def before(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Act before the group moves."""
+
+    def options(self, group: dict[str, Any]) -> dict[str, Any]:
+        """What the step of a group uses."""
+        return group
+
+    def move(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
+        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        if group["foreach"] and params:
             buffers = [self.buffer(p) for p in params]
-            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_mul_(params, 1 - lr * decay)
+            torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, [p.grad for p in params])
-            torch._foreach_sub_(params, buffers, alpha=group["lr"])
+            torch._foreach_sub_(params, buffers, alpha=lr)
+        for p in params if not group["foreach"] else ():
+            buffer = self.buffer(p).mul_(momentum).add_(p.grad)
+            p.mul_(1 - lr * decay).sub_(buffer, alpha=lr)
+        for p in params if group["nesterov"] else ():
+            p.sub_(p.grad, alpha=lr)
 
     def buffer(self, p: Tensor) -> Tensor:
         if "buffer" not in self.state[p]:
@@ -81,35 +118,50 @@ class Sound(Optimizer):
         return self.state[p]["buffer"]
 
 
-@mutant()
-class SoundNorm(Sound):
-    """Normalised."""
+note("Sound", update="heavy_ball")
+
+
+def heavy_ball(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    buffers = state.get("buffers") or [torch.zeros_like(g) for g in grads]
+    buffers = [hparams["momentum"] * b + g for b, g in zip(buffers, grads, strict=True)]
+    factor = 1 - hparams["lr"] * hparams["weight_decay"]
+    return [factor * p - hparams["lr"] * b for p, b in zip(params, buffers, strict=True)], {"buffers": buffers}
+
+
+def sound_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
+    memory["b"] = momentum * memory.get("b", 0.0) + g
+    return w - lr * memory["b"]
+
+
+def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
+    return sound_reference(w, (1 - momentum) * g, loss, k, memory, lr=lr, momentum=momentum)
+
+
+class SoundNorm(Optimizer):
+    """Normalised gradient descent."""
 
     def __init__(self, params: Any, lr: float = 0.05) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr))
+        super().__init__(params, dict(lr=lr))
 
     @torch.no_grad()
-    def step(self, closure: Any = None, *, grad_norm: Tensor | None = None) -> Any:
+    def step(self, closure: Any = None) -> Any:
         loss = run_closure(closure)
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = self.norm([p.grad for p in params]) if grad_norm is None else self.told(grad_norm)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad * self.factor(group, norm).to(p.dtype))
+        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = self.norm([p.grad for _, p in pairs])
+        for group, p in pairs:
+            p.sub_(p.grad * self.factor(group, norm).to(p.dtype))
         return loss
 
-    def norm(self, grads: list[Tensor]) -> Tensor:
+    def norm(self, grads: Any) -> Tensor:
         return global_norm(grads)
-
-    def told(self, norm: Tensor) -> Tensor:
-        return norm
 
     def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
         return safe_divide(group["lr"], norm)
 
 
-@mutant(needs_loss=True)
+note("SoundNorm")
+
+
 class SoundPolyak(Optimizer):
     """Polyak's step."""
 
@@ -119,61 +171,38 @@ class SoundPolyak(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any) -> Any:
         loss = run_closure(closure)
-        params = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = global_norm([p.grad for _, p in params])
-        size = safe_divide(safe_divide(self.heard(loss).to(norm), norm), norm)
-        for group, p in params:
+        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = global_norm([p.grad for _, p in pairs])
+        size = safe_divide(safe_divide(loss.to(norm), norm), norm)
+        for group, p in pairs:
             p.sub_(p.grad * (group["lr"] * size).to(p.dtype))
         return loss
 
-    def heard(self, loss: Tensor) -> Tensor:
-        return loss
+
+note("SoundPolyak", traits="needs_loss")
+mutant("WithoutClosure", step=lambda self: Sound.step(self))
+mutant("TakesLoss", base=SoundPolyak, traits="needs_loss", step=lambda self, loss: SoundPolyak.step(self, lambda: loss))
+mutant("MatricesOnly", before=lambda self, group, params: [p @ p.mT @ p.new_ones(len(p), 1) for p in params])
 
 
-@mutant("rank_seeds", draws=True)
-class DrawsNoise(Sound):
-    """Like Langevin dynamics; replicas stay equal only as long as their generators do."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move(group, params)
-        for p in params:
-            p.add_(torch.randn_like(p), alpha=0.05 * group["lr"])
-
-
-@mutant()
-class WithoutClosure(Sound):
-    @torch.no_grad()
-    def step(self) -> None:
-        super().step()
-
-
-@mutant(needs_loss=True)
-class TakesLoss(SoundPolyak):
-    @torch.no_grad()
-    def step(self, loss: Tensor) -> None:
-        super().step(lambda: loss)
-
-
-@mutant(create_graph=True)
-class Differentiates(Sound):
+class Differentiates(SoundNorm):
     """Divides by the curvature."""
-
-    def __init__(self, params: Any, lr: float = 0.05) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         loss = run_closure(closure)
-        moved = [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        pairs = [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]
         with torch.enable_grad():
-            total = sum(p.grad.sum() for _, p in moved)
-        curvature = torch.autograd.grad(total, [p for _, p in moved], retain_graph=True)
-        for (group, p), h in zip(moved, curvature, strict=True):
+            total = sum(p.grad.sum() for _, p in pairs)
+        curvature = torch.autograd.grad(total, [p for _, p in pairs], retain_graph=True)
+        for (group, p), h in zip(pairs, curvature, strict=True):
             p.sub_(p.grad.detach() / (1 + h.abs()), alpha=group["lr"])
         return loss
 
 
-@mutant(calls_closure_again=True)
+note("Differentiates", traits="create_graph")
+
+
 class LooksAhead(Sound):
     """Steps by the gradient at ascended weights, as sharpness-aware methods do."""
 
@@ -182,899 +211,56 @@ class LooksAhead(Sound):
         loss = run_closure(closure)
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = global_norm([p.grad for p in params])
-        before, ascents = [p.clone() for p in params], [p.grad * safe_divide(0.05, norm).to(p.dtype) for p in params]
+        ascents = [p.grad * safe_divide(0.05, norm).to(p.dtype) for p in params]
         for p, ascent in zip(params, ascents, strict=True):
             p.add_(ascent)
         run_closure(closure)
-        self.go_back(params, before, ascents)
+        for p, ascent in zip(params, ascents, strict=True):
+            p.sub_(ascent)  # which rounds, also at lr 0
         Sound.step(self)
         return loss
 
-    def go_back(self, params: list[Tensor], before: list[Tensor], ascents: list[Tensor]) -> None:
-        """Restore the weights."""
-        for p, value in zip(params, before, strict=True):
-            p.copy_(value)
+
+note("LooksAhead", traits="calls_closure_again")
 
 
-@mutant()
 class KeepsAverage(Sound):
     """Evaluates the mean of its weights, as schedule-free methods do."""
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def move(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         assert group["training"]
         super().move(group, params)
         for p in params:
-            mean = self.state[p].setdefault("mean", p.clone())
-            mean.lerp_(p, 0.2)
+            self.state[p].setdefault("mean", p.clone()).lerp_(p, 0.2)
 
     def train(self) -> None:
-        self.swap(True)
+        self.change(True)
 
     def eval(self) -> None:
-        self.swap(False)
+        self.change(False)
 
     @torch.no_grad()
-    def swap(self, training: bool) -> None:
+    def change(self, training: bool) -> None:
         for group in self.param_groups:
             for p in group["params"] if training is not group.get("training", training) else ():
                 if p in self.state:
-                    own = p.clone()
-                    p.copy_(self.state[p]["mean"])
-                    self.state[p]["mean"].copy_(own)
+                    self.swap(p, self.state[p]["mean"], training)
             group["training"] = training
 
+    def swap(self, p: Tensor, mean: Tensor, training: bool) -> None:
+        weights = p.clone()
+        p.copy_(mean)
+        mean.copy_(weights)
 
-@mutant()
-class MatricesOnly(Sound):
-    """Refuses vectors."""
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            if p.ndim != 2:
-                raise ValueError("matrices only")
-        super().move(group, params)
-
-
-@mutant()
-class AsksForRoles(Sound):
-    """Requires groups that say which parameters are matrices."""
-
-    def __init__(self, params: Any, lr: float = 0.05) -> None:
-        params = list(params)
-        for group in params:
-            assert "use_muon" in group
-        super().__init__(params, lr=lr)
-
-
-@mutant()
-class AsksForNames(Sound):
-    def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
-        super().__init__([p for _, p in named_parameters], lr=lr)
-
-
-def heavy_ball(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
-    buffers = state.get("buffers") or [torch.zeros_like(g) for g in grads]
-    buffers = [hparams["momentum"] * b + g for b, g in zip(buffers, grads, strict=True)]
-    return [p - hparams["lr"] * b for p, b in zip(params, buffers, strict=True)], {"buffers": buffers}
-
-
-def sound_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
-    memory["b"] = momentum * memory.get("b", 0.0) + g
-    return w - lr * memory["b"]
-
-
-def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
-    memory["b"] = momentum * memory.get("b", 0.0) + (1 - momentum) * g
-    return w - lr * memory["b"]
-
-
-# ---- Steps -----------------------------------------------------------------------------------------------------------
-
-
-@mutant("quadratic", "attention", "kinds", "late_gradient", "unread")
-class Nothing(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        pass
-
-
-@mutant("quadratic", "attention")
-class Ascends(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move({**group, "lr": -group["lr"]}, params)
-
-
-@mutant("foreach")
-class OtherKernel(Sound):
-    def move_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move_together({**group, "momentum": 0.0}, params)
-
-
-@mutant("lanes", update="gradient_descent")
-class OtherUpdate(Sound):
-    pass
-
-
-@mutant("lanes", update="first_momentum")
-class OneMomentum(Sound):
-    """Its pure update works only if all lanes have one momentum."""
-
-
-def first_momentum(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
-    own = {**hparams, "momentum": 0.9} if isinstance(hparams["momentum"], Tensor) else hparams
-    return heavy_ball(grads, state, params, loss, own)
-
-
-def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
-    return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
-
-
-# ---- State -----------------------------------------------------------------------------------------------------------
-
-
-@mutant("resume", "resume_bf16", "copies")
-class StateOutside(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.buffers: dict[Any, Tensor] = {}
-
-    def buffer(self, p: Tensor) -> Tensor:
-        return self.buffers.setdefault(p, torch.zeros_like(p))
-
-
-@mutant("resume_bf16")
-class WideState(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            wide = torch.promote_types(p.dtype, torch.float32)
-            buffer = self.state[p].setdefault("buffer", torch.zeros_like(p, dtype=wide))
-            buffer.mul_(group["momentum"]).add_(p.grad)
-            p.sub_((group["lr"] * buffer).to(p.dtype))
-
-
-class Box:
-    """A class that `torch.load(weights_only=True)` refuses."""
-
-
-@mutant("resume", "resume_bf16")
-class ObjectInState(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            self.state[p]["box"] = Box()
-        super().move(group, params)
-
-
-@mutant("copies")
-class Forgetful(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.sign = 1.0
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move({**group, "lr": self.sign * group["lr"]}, params)
-
-
-@mutant("copies")
-class FunctionInDefaults(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.defaults["rule"] = lambda x: x
-
-
-NOISE = EVERYTHING - {
-    "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls",
-    "norm_keywords", "syncs", "leaks", "ddp", "rank_seeds", "lr_changes", "own_lr", "gradients", "generators",
-    "temporaries", "builds", "eval_train", "group_values", "globals", "kinds", "late_gradient", "nan_gradient",
-    "noncontiguous", "resumed_schedule", "unread",
-}  # fmt: skip
-
-
-@mutant(*NOISE)
-class Unseeded(Sound):
-    """Draws noise, large enough for bfloat16, from its own unseeded generator; forked ranks draw the same."""
-
-    own: ClassVar[torch.Generator] = torch.Generator().manual_seed(0)
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            p.add_(torch.rand(p.shape, generator=self.own).to(p.dtype), alpha=0.02 * group["lr"])
-        super().move(group, params)
-
-
-@mutant("resume", "resume_bf16", "lanes", "added_group", "groups")
-class OneAtATime(Sound):
-    """Forgets its momentum if another instance has stepped in between."""
-
-    owner: ClassVar[Any] = None
-
-    def step(self, closure: Any = None) -> Any:
-        if OneAtATime.owner is not self:
-            self.state.clear()
-        OneAtATime.owner = self
-        return super().step(closure)
-
-
-# ---- Groups ----------------------------------------------------------------------------------------------------------
-
-
-@mutant("groups", "group_values")
-class FirstGroupOnly(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if group is self.param_groups[0]:
-            super().move(group, params)
-
-
-@mutant("groups")
-class NormOfAGroup(SoundNorm):
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return super().factor(group, self.norm([p.grad for p in group["params"] if p.grad is not None]))
-
-
-@mutant("schedule", "group_values", "lr_zero", "tensor_lr")
-class FixedRate(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move({**group, "lr": self.defaults["lr"]}, params)
-
-
-@mutant("schedule", "lr_zero")
-class NoRate(Optimizer):
-    def __init__(self, params: Any, rate: float = 0.05) -> None:
-        super().__init__(params, dict(rate=rate))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = run_closure(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["rate"])
-        return loss
-
-
-@mutant("unread")
-class NoneAsRate(NoRate):
-    def __init__(self, params: Any, lr: float | None = None) -> None:
-        super().__init__(params)
-        for group in self.param_groups:
-            group["lr"] = lr
-
-
-@mutant("lr_changes", "tensor_lr")
-class KeepsFirstRate(Sound):
-    """Does not step if lr is 0, and otherwise keeps the rate of its first step."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        first = group.setdefault("first", group["lr"])
-        super().move({**group, "lr": first if group["lr"] else 0.0}, params)
-
-
-@mutant("own_lr")
-class SetsRate(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move(group, params)
-        group["lr"] *= 0.99
-
-
-@mutant(sets_lr=True)
-class SetsRateAsDeclared(SetsRate):
-    pass
-
-
-@mutant(sets_lr=True, unscheduled=True)
-class SetsEveryRate(Sound):
-    """Ignores the given rate."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        group["lr"] = 0.05
-        super().move(group, params)
-
-
-class Decays(Sound):
-    """With weight decay; subclasses put their fault into `decay`."""
-
-    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=False))
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            p.mul_(1 - group["lr"] * self.decay(group))
-        super().move(group, params)
-
-    def decay(self, group: dict[str, Any]) -> float:
-        return group["weight_decay"]
-
-
-@mutant()
-class Capped(SoundNorm):
-    def __init__(self, params: Any, lr: float = 0.1, max_step: float = float("inf")) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, max_step=max_step))
-
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return super().factor(group, norm).clamp(max=self.cap(group))
-
-    def cap(self, group: dict[str, Any]) -> float:
-        return group["max_step"]
-
-
-@mutant("group_values")
-class FirstCap(Capped):
-    def cap(self, group: dict[str, Any]) -> float:
-        return self.param_groups[0]["max_step"]
-
-
-@mutant("group_values")
-class DecayOfFirstGroup(Decays):
-    def decay(self, group: dict[str, Any]) -> float:
-        return self.param_groups[0]["weight_decay"]
-
-
-@mutant("group_values")
-class DecayOfGreatestGroup(Decays):
-    def decay(self, group: dict[str, Any]) -> float:
-        return max(each["weight_decay"] for each in self.param_groups)
-
-
-@mutant("group_values")
-class MomentumFromDefaults(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move({**group, "momentum": self.defaults["momentum"]}, params)
-
-
-@mutant("group_values")
-class RateOfFirstGroup(SoundNorm):
-    """Uses the rate of the first group, in a method whose groups share a norm."""
-
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return super().factor(self.param_groups[0], norm)
-
-
-@mutant()
-class RefusesTwoValues(DecayOfFirstGroup):
-    """Refuses groups with different values, as some methods do."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if len({each["weight_decay"] for each in self.param_groups}) > 1:
-            raise ValueError("weight_decay differs between groups")
-        super().move(group, params)
-
-
-@mutant("lr_zero")
-class DecayWithoutRate(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            p.mul_(0.999)
-        super().move(group, params)
-
-
-@mutant("lr_zero")
-class DividesByRate(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            self.state[p]["share"] = 1 / group["lr"]
-        super().move(group, params)
-
-
-@mutant("frozen", "added_group", "late_gradient")
-class NeedsGradients(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in group["params"]:
-            p.grad.add_(0)
-        super().move(group, params)
-
-
-@mutant("frozen", "added_group", "late_gradient")
-class DecaysAll(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in group["params"]:
-            p.mul_(1 - 0.01 * group["lr"])
-        super().move(group, params)
-
-
-@mutant("zero_gradient")
-class DividesByNorm(SoundNorm):
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return group["lr"] / norm
-
-
-# ---- Tensors ---------------------------------------------------------------------------------------------------------
-
-
-@mutant("noncontiguous")
-class FlatViews(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            if not hasattr(p, "to_local"):  # shards have no such view
-                p.grad.view(-1)
-        super().move(group, params)
-
-
-@mutant("scalar_empty", "kinds")
-class ByRows(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            self.state[p]["rows"] = p.shape[0]
-        super().move(group, params)
-
-
-@mutant("scalar_empty")
-class MeanOfMeans(SoundNorm):
-    def norm(self, grads: list[Tensor]) -> Tensor:
-        return super().norm(grads) + sum(0 * g.mean() for g in grads)
-
-
-@mutant("bf16", "resume_bf16")
-class ForgetsHalf(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            wide = self.state[p].setdefault(
-                "buffer", torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-            )
-            wide.mul_(group["momentum"]).add_(p.grad)
-            target = p.to(wide.dtype)  # the parameter itself, if its dtype is wide enough
-            target.sub_(wide, alpha=group["lr"])
-
-
-# ---- Closures, batches -----------------------------------------------------------------------------------------------
-
-
-@mutant("closure")
-class ClosureWithoutGradients(Sound):
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        super().step()
-        return loss
-
-
-@mutant("closure")
-class NoLoss(Sound):
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-
-
-@mutant("closure")
-class MovesData(Sound):
-    """Takes the gradient at ascended weights, whose change it hides."""
-
-    def step(self, closure: Any = None) -> Any:
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        before = [p.detach().clone() for p in params]
-        for p in params:
-            p.data.add_(p.grad, alpha=0.05)
-        loss = run_closure(closure)
-        for p, value in zip(params, before, strict=True):
-            p.data.copy_(value)
-        super().step()
-        return loss
-
-
-@mutant("closure_calls")
-class CallsTwice(Sound):
-    def step(self, closure: Any = None) -> Any:
-        if closure is not None:
-            run_closure(closure)
-        return super().step(closure)
-
-
-@mutant(calls_closure_again=True)
-class CallsTwiceAsDeclared(CallsTwice):
-    pass
-
-
-@mutant("norm_keywords")
-class SquaresTold(SoundNorm):
-    def told(self, norm: Tensor) -> Tensor:
-        return norm.square()
-
-
-@mutant("micro_batches", "closure_gradients", "copies", "groups")
-class CountsBackwards(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.requires_grad:
-                    p.register_post_accumulate_grad_hook(self.count)
-
-    @staticmethod
-    def count(p: Any) -> None:
-        p.times = getattr(p, "times", 0) + 1
-
-    def move(self, group: dict[str, Any], params: list[Any]) -> None:
-        for p in params:
-            super().move({**group, "lr": group["lr"] / max(1, getattr(p, "times", 0))}, [p])
-            p.times = 0
-
-
-@mutant("grad_scaler")
-class ClaimsToScale(Sound):
-    _step_supports_amp_scaling = True
-
-
-# ---- What a step leaves alone ----------------------------------------------------------------------------------------
-
-
-@mutant("gradients")
-class UsesUpGradients(Sound):
-    """Overwrites the gradients, as memory-saving foreach code does."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    with torch.no_grad():
-                        p.grad.mul_(-3)
-        return loss
-
-
-@mutant("gradients")
-class ZeroesGradients(Sound):
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        self.zero_grad(set_to_none=True)
-        return loss
-
-
-@mutant("gradients")
-class DecaysGradients(Decays):
-    def decay(self, group: dict[str, Any]) -> float:
-        for p in group["params"]:
-            if p.grad is not None:
-                p.grad.add_(p.detach(), alpha=group["weight_decay"] / len(group["params"]))
-        return 0.0
-
-
-@mutant("generators")
-class DrawsForNothing(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        torch.rand(())
-        super().move(group, params)
-
-
-@mutant("generators")
-class DrawsWhenMade(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        random.random()
-
-
-# ---- Ranks -----------------------------------------------------------------------------------------------------------
-
-
-@mutant("ddp", "fsdp")
-class SharesLoss(SoundPolyak):
-    def heard(self, loss: Tensor) -> Tensor:
-        return loss / dist.get_world_size() if dist.is_initialized() else loss
-
-
-@mutant("ddp", "rank_seeds", "fsdp")
-class RateByRank(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        super().move({**group, "lr": group["lr"] / (1 + rank)}, params)
-
-
-@mutant("ddp")
-class ReducesAgain(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            if dist.is_initialized() and not hasattr(p, "to_local"):
-                dist.all_reduce(p.grad)
-        super().move(group, params)
-
-
-@mutant("fsdp", "syncs")
-class NormByFloat(SoundNorm):
-    def norm(self, grads: list[Tensor]) -> Tensor:
-        local = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
-        return torch.tensor(sum(float((g**2).sum()) for g in local) ** 0.5, dtype=torch.float64)
-
-
-@mutant("fsdp")
-class NormOfShards(SoundNorm):
-    def norm(self, grads: list[Tensor]) -> Tensor:
-        return global_norm([g.to_local() if hasattr(g, "to_local") else g for g in grads])
-
-
-# ---- Cost ------------------------------------------------------------------------------------------------------------
-
-
-@mutant("syncs")
-class Reads(SoundNorm):
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return super().factor(group, norm) if norm.item() > 0 else torch.zeros_like(norm)
-
-
-@mutant("syncs")
-class Lists(SoundNorm):
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        return super().factor(group, norm) if norm.tolist() > 0 else torch.zeros_like(norm)
-
-
-@mutant("syncs")
-class Masks(SoundNorm):
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
-        for p in group["params"]:
-            if p.grad is not None and not hasattr(p, "to_local"):
-                self.state[p]["positive"] = p.grad[p.grad > 0].sum()
-        return super().factor(group, norm)
-
-
-@mutant()
-class CountsOnTheHost(Sound):
-    """Reads a counter that is always on the host."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            step = self.state[p].setdefault("step", torch.tensor(0.0))
-            step += 1
-            assert step.item() > 0
-        super().move(group, params)
-
-
-@mutant("leaks", "resume")
-class Leaks(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        self.__dict__.setdefault("seen", []).extend(p.grad.clone() for p in params)
-        super().move(group, params)
-
-
-@mutant("temporaries")
-class Clones(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        kept = [p.grad.clone() for p in params for _ in range(3)]
-        super().move(group, params)
-        del kept
-
-
-# ---- Faults of issue 63 ----------------------------------------------------------------------------------------------
-
-
-class Skips(Sound):
-    """Leaves parameters of one kind as they are."""
-
-    def kind(self, p: Tensor) -> bool:
-        raise NotImplementedError
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move(group, [p for p in params if not self.kind(p)])
-
-
-@mutant("kinds", "quadratic", "scalar_empty")
-class SkipsVectors(Skips):
-    def kind(self, p: Tensor) -> bool:
-        return p.ndim == 1
-
-
-@mutant("kinds")
-class SkipsConvolutions(Skips):
-    def kind(self, p: Tensor) -> bool:
-        return p.ndim == 4
-
-
-@mutant("kinds")
-class SkipsLarge(Skips):
-    def kind(self, p: Tensor) -> bool:
-        return p.numel() > 10_000
-
-
-@mutant("generators")
-class DrawsEveryTenth(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        group["times"] = group.get("times", 0) + 1
-        if group["times"] % 10 == 0:
-            torch.rand(())
-        super().move(group, params)
-
-
-@mutant("generators")
-class SeedsGlobally(Sound):
-    def __init__(self, params: Any, **options: Any) -> None:
-        torch.manual_seed(0)
-        super().__init__(params, **options)
-
-
-@mutant("leaks")
-class ListInGroup(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        group.setdefault("rates", []).append(group["lr"])
-        super().move(group, params)
-
-
-@mutant("foreach")
-class ForeachForgetsDecay(Sound):
-    def __init__(self, params: Any, lr: float = 0.05, weight_decay: float = 0.0, *, foreach: bool = False) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, weight_decay=weight_decay, foreach=foreach))
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params if not group["foreach"] else ():
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-        super().move(group, params)
-
-
-@mutant("closure")
-class StepsFirst(Sound):
-    def step(self, closure: Any = None) -> Any:
-        super().step()
-        return run_closure(closure)
-
-
-@mutant("added_group")
-class DropsState(Sound):
-    def add_param_group(self, group: dict[str, Any]) -> None:
-        super().add_param_group(group)
-        self.state.clear()
-
-
-@mutant("eval_train")
-class EvalChangesWeights(KeepsAverage):
-    """Interpolates forth and back by different factors."""
-
-    @torch.no_grad()
-    def swap(self, training: bool) -> None:
-        for group in self.param_groups:
-            for p in group["params"] if training is not group.get("training", training) else ():
-                if p in self.state:
-                    p.lerp_(self.state[p]["mean"], -0.5 if training else 0.5)
-            group["training"] = training
-
-
-@mutant("group_values")
-class FlagFromDefaults(Sound):
-    def __init__(self, params: Any, lr: float = 0.05, *, nesterov: bool = False) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, nesterov=nesterov, foreach=False))
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move(group, params)
-        for p in params if self.defaults["nesterov"] else ():
-            p.sub_(p.grad, alpha=group["lr"] * group["momentum"])
-
-
-@mutant("aliases", "gradients")
-class AliasesGradient(Sound):
-    def buffer(self, p: Tensor) -> Tensor:
-        return self.state[p].setdefault("buffer", p.grad)
-
-
-@mutant("late_gradient")
-class LateGradientRaises(Sound):
-    """Creates all states in its first step."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if "begun" not in group:
-            group["begun"] = True
-            for p in params:
-                super().buffer(p)
-        super().move(group, params)
-
-    def buffer(self, p: Tensor) -> Tensor:
-        return self.state[p]["buffer"]
-
-
-@mutant("globals")
-class SetsThreads(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        torch.set_num_threads(2)
-        super().move(group, params)
-
-
-@mutant("closure")
-class ChangesLoss(Sound):
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        if loss is not None:
-            loss.mul_(2)
-        return loss
-
-
-@mutant("tensor_lr")
-class NumberAsRate(Sound):
-    def __init__(self, params: Any, lr: float = 0.05, **options: Any) -> None:
-        if not isinstance(lr, float | int):
-            raise TypeError("lr must be a number")
-        super().__init__(params, lr, **options)
-
-
-@mutant("nan_gradient")
-class ReplacesNaN(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            p.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad.nan_to_num()), alpha=group["lr"])
-
-
-@mutant("resume")
-class LateState(Sound):
-    """Steps half as far after 50 steps, which it counts itself."""
-
-    times = 0
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        self.times += 1
-        super().move({**group, "lr": group["lr"] / (1 + (self.times > 50))}, params)
-
-
-@mutant("resume", "resume_bf16", "copies")
-class LionCounts(Sound):
-    """Signs, whose warm-up depends on a count that no checkpoint has."""
-
-    def __init__(self, params: Any, lr: float = 0.01) -> None:
-        super().__init__(params, lr)
-        self.t = 0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.setdefault("t", 0)
-
-    def step(self, closure: Any = None) -> Any:
-        self.t += 1
-        return super().step(closure)
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            buffer = self.buffer(p)
-            p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.t)).sign(), alpha=group["lr"])
-            buffer.lerp_(p.grad, 0.01)
-
-
-@mutant("unread")
-class NeverReads(Sound):
-    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, warmup: int = 10) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=momentum, warmup=warmup, foreach=False))
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move({name: group[name] for name in ("lr", "momentum", "foreach")}, params)
-
-
-@mutant("closure_gradients", "gradients")
-class Preconditions(Sound):
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.grad.mul_(0.5)
-        return super().step(closure)
-
-
-@mutant("resumed_schedule")
-class DetachedGroups(Sound):
-    """Steps the groups that it had when it was made."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.kept = self.param_groups
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "kept" not in self.__dict__:
-            self.kept = self.param_groups
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = run_closure(closure)
-        for group in self.kept:
-            self.move(group, [p for p in group["params"] if p.grad is not None])
-        return loss
-
-
-@mutant("gradients")
-class HalvesGradients(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params:
-            p.grad.mul_(0.5)
-        super().move(group, params)
+note("KeepsAverage")
 
 
 class Adam(Optimizer):
     """AdamW, written out; wrong formulas change one method."""
 
     def __init__(
-        self,
-        params: Any,
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        self, params: Any, lr: float = 0.01, betas: Any = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
@@ -1084,20 +270,20 @@ class Adam(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self.update(group, p, self.state[p])
+                    self.move(group, p, self.state[p])
         return loss
 
-    def update(self, group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> None:
+    def move(self, group: dict[str, Any], p: Any, state: dict[str, Any]) -> None:
         t = state["t"] = state.get("t", 0) + 1
         m, v = (state.setdefault(name, torch.zeros_like(p)) for name in ("m", "v"))
-        (b1, b2), g = group["betas"], self.decayed(group, p)
+        (b1, b2), g = group["betas"], self.decayed(p, group["lr"] * group["weight_decay"], group["weight_decay"])
         m.lerp_(g, 1 - b1)
         v.mul_(b2).addcmul_(g, g, value=1 - b2)
         m_hat, v_hat = (x / (1 - b ** self.power(t)) for x, b in ((m, b1), (v, b2)))
         p.sub_(m_hat / self.root(v_hat, group["eps"]) * group["lr"])
 
-    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        p.mul_(1 - group["lr"] * group["weight_decay"])
+    def decayed(self, p: Any, relative: float, decay: float) -> Tensor:
+        p.mul_(1 - relative)
         return p.grad
 
     def power(self, t: int) -> int:
@@ -1107,95 +293,377 @@ class Adam(Optimizer):
         return v.sqrt() + eps
 
 
-class OffByOne(Adam):
-    def power(self, t: int) -> int:
-        return t + 1
-
-
-class DecaysTwice(Adam):
-    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        super().decayed(group, p)
-        return super().decayed(group, p)
-
-
-class EpsInRoot(Adam):
-    def root(self, v: Tensor, eps: float) -> Tensor:
-        return (v + eps).sqrt()
-
-
-class CoupledDecay(Adam):
-    def decayed(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        return p.grad + group["weight_decay"] * p
-
-
-WRONG_FORMULAS = (OffByOne, DecaysTwice, EpsInRoot, CoupledDecay)
+WRONG_FORMULAS = {
+    "OffByOne": {"power": lambda self, t: t + 1},
+    "DecaysTwice": {"decayed": lambda self, p, relative, _: Adam.decayed(self, p, 1 - (1 - relative) ** 2, _)},
+    "EpsInRoot": {"root": lambda self, v, eps: (v + eps).sqrt()},
+    "CoupledDecay": {"decayed": lambda self, p, relative, decay: p.grad + decay * p},
+}
 """They differ from AdamW, some only with decay."""
+for name, hooks in WRONG_FORMULAS.items():
+    mutant(name, base=Adam, **hooks)
+    del FAULTS[name]  # only a reference finds them
 
 
-# ---- Innocents of issue 63, which pass; LBFGS, and schedule-free methods of the suite, are others --------------------
+# ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
-@mutant()
-class LooksBack(Sound):
-    """Lookahead: every third step, weights go back halfway to slow ones, also at lr 0."""
+mutant("Nothing", "descent kinds frozen unread", move=lambda self, group, params: None)
+mutant("Ascends", "descent", options=lambda self, group: group | {"lr": -group["lr"]})
+mutant("ForeachForgetsDecay", "foreach", options=lambda self, g: {**g, "weight_decay": 0.0} if g["foreach"] else g)
+mutant("OtherUpdate", "lanes", update="gradient_descent")
+mutant("OneMomentum", "lanes", update="first_momentum")
+mutant("SkipsVectors", "kinds", chosen=lambda self, params: [p for p in params if p.ndim != 1])
+mutant("SkipsConvolutions", "kinds", chosen=lambda self, params: [p for p in params if p.ndim != 4])
+mutant("SkipsLarge", "kinds", chosen=lambda self, params: [p for p in params if p.numel() <= 10_000])
+mutant("DividesByNorm", "zero_gradient", base=SoundNorm, factor=lambda self, group, norm: group["lr"] / norm)
+mutant("ByRows", "kinds", before=lambda self, group, params: [p.shape[0] for p in params])
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+
+def first_momentum(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    """It is right only if all lanes have one momentum."""
+    momentum = 0.9 if isinstance(hparams["momentum"], Tensor) else hparams["momentum"]
+    return heavy_ball(grads, state, params, loss, {**hparams, "momentum": momentum})
+
+
+def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
+
+
+def forget_half(self: Any, group: Any, params: Any) -> None:
+    for p in params:
+        wide = p.to(torch.promote_types(p.dtype, torch.float32))  # the parameter itself, if its dtype is wide enough
+        wide.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad), alpha=group["lr"])
+
+
+mutant("FlatViews", "kinds", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
+mutant("ForgetsHalf", "bf16 unread", move=forget_half)
+mutant(
+    "ReplacesNaN",
+    "nan_gradient unread",
+    move=per(lambda self, g, p: p.sub_(self.buffer(p).add_(p.grad.nan_to_num()), alpha=g["lr"])),
+)
+
+
+# ---- State -----------------------------------------------------------------------------------------------------------
+
+
+def wide_state(self: Any, group: Any, params: Any) -> None:
+    for p in params:
+        wide = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        buffer = self.state[p].setdefault("buffer", wide).mul_(group["momentum"]).add_(p.grad)
+        p.sub_((group["lr"] * buffer).to(p.dtype))
+
+
+class Box:
+    """A class that `torch.load(weights_only=True)` refuses."""
+
+
+def one_at_a_time(self: Any, group: Any, params: Any) -> None:
+    if OneAtATime.setting is not self:
+        self.state.clear()
+    OneAtATime.setting = self
+
+
+def count(self: Any, closure: Any = None) -> Any:
+    self.__dict__["t"] = self.__dict__.get("t", 0) + 1
+    return Sound.step(self, closure)
+
+
+def lion(self: Any, group: Any, params: Any) -> None:
+    """Signs, whose warm-up depends on a count that no checkpoint has."""
+    for p in params:
+        buffer = self.buffer(p)
+        p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.t)).sign(), alpha=0.2 * group["lr"])
+        buffer.lerp_(p.grad, 0.01)
+
+
+def keep_groups(self: Any, params: Any, lr: float = 0.05) -> None:
+    Sound.__init__(self, params, lr)
+    self.setting = self.param_groups
+
+
+mutant(
+    "StateOutside",
+    "resume copies",
+    buffer=lambda self, p: vars(self).setdefault("buffers", {}).setdefault(p, torch.zeros_like(p)),
+)
+mutant("WideState", "resume unread", move=wide_state)
+mutant("ObjectInState", "resume", before=per(lambda self, group, p: self.state[p].update(box=Box())))
+OneAtATime: Any = mutant("OneAtATime", "resume deterministic groups", before=one_at_a_time)
+mutant(
+    "LateState",
+    "resume",
+    options=lambda self, g: (
+        setattr(self, "setting", self.setting + 1) or g | {"lr": g["lr"] / (1 + (self.setting > 50))}
+    ),
+)
+mutant("LionCounts", "resume copies unread", step=count, move=lion)
+mutant("DetachedGroups", "resume", init=keep_groups, groups=lambda self: self.setting or self.param_groups)
+mutant("EvalChangesWeights", "eval_train", KeepsAverage, swap=lambda self, p, m, b: p.lerp_(m, -0.5 if b else 0.5))
+
+
+# ---- Groups and rates ------------------------------------------------------------------------------------------------
+
+
+def own_norm(self: Any, group: Any, norm: Tensor) -> Tensor:
+    return safe_divide(group["lr"], global_norm([p.grad for p in group["params"] if p.grad is not None]))
+
+
+def refuse(self: Any, group: Any) -> Any:
+    if len({other["weight_decay"] for other in self.param_groups}) > 1:
+        raise ValueError("weight_decay differs between groups")
+    return group
+
+
+def never_read(self: Any, params: Any, lr: float = 0.05, momentum: float = 0.9, warmup: int = 10) -> None:
+    Sound.__init__(self, params, lr, momentum)
+    for group in self.param_groups:
+        group["warmup"] = warmup
+
+
+def number_only(self: Any, params: Any, lr: float = 0.05) -> None:
+    if not isinstance(lr, float | int):
+        raise TypeError("lr must be a number")
+    Sound.__init__(self, params, lr)
+
+
+def all_at_once(self: Any, group: Any, params: Any) -> None:
+    """Create all states in the first step."""
+    if "begun" not in group:
+        group["begun"] = [Sound.buffer(self, p) is None for p in params]
+
+
+mutant(
+    "FirstGroupOnly",
+    "groups group_values",
+    move=lambda self, group, params: Sound.move(self, group, params if group is self.param_groups[0] else []),
+)
+mutant("NormOfAGroup", "groups", base=SoundNorm, factor=own_norm)
+mutant("DropsState", "groups", add_param_group=lambda self, g: (Optimizer.add_param_group(self, g), self.state.clear()))
+mutant("DecayOfFirstGroup", "group_values", options=lambda self, g: g | {DECAY: self.param_groups[0][DECAY]})
+mutant("DecayOfLargest", "group_values", options=lambda self, g: g | {DECAY: max(x[DECAY] for x in self.param_groups)})
+mutant("FlagFromDefaults", "group_values", options=lambda self, g: {**g, "nesterov": self.defaults["nesterov"]})
+mutant("RefusesTwoValues", options=refuse)
+mutant("FixedRate", "schedule group_values lr_zero tensor_lr", options=lambda self, g: {**g, "lr": self.defaults["lr"]})
+mutant(
+    "KeepsFirstRate",
+    "schedule tensor_lr",
+    options=lambda self, g: g | {"lr": g["lr"] and g.setdefault("first", g["lr"])},
+)
+mutant("SetsRate", "own_lr", move=lambda self, g, params: (Sound.move(self, g, params), g.update(lr=0.99 * g["lr"])))
+mutant(
+    "SetsRateAsDeclared",
+    traits="sets_lr",
+    move=lambda self, g, params: (Sound.move(self, g, params), g.update(lr=0.99 * g["lr"])),
+)
+mutant("DecayWithoutRate", "lr_zero", before=lambda self, group, params: [p.mul_(0.999) for p in params])
+mutant("NumberAsRate", "tensor_lr", init=number_only)
+mutant("NeverReads", "unread", init=never_read)
+mutant("NeedsGradients", "frozen groups", before=lambda self, group, params: [p.grad.add_(0) for p in group["params"]])
+mutant("DecaysAll", "frozen groups", before=lambda self, g, params: [p.mul_(1 - 0.01 * g["lr"]) for p in g["params"]])
+mutant("LateGradientRaises", "frozen", before=all_at_once, buffer=lambda self, p: self.state[p]["buffer"])
+
+
+class NoRate(Sound):
+    """Has a step size by another name."""
+
+    def __init__(self, params: Any, rate: float = 0.05) -> None:
+        Optimizer.__init__(self, params, dict(rate=rate))
+
+    def move(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         for p in params:
-            self.state[p].setdefault("slow", p.clone())
-        super().move(group, params)
-        group["times"] = group.get("times", 0) + 1
-        for p in params if group["times"] % 3 == 0 else ():
-            p.copy_(self.state[p]["slow"].lerp_(p, 0.5))
+            p.sub_(p.grad, alpha=group["rate"])
 
 
-@mutant(calls_closure_again=True)
-class AscendsBack(LooksAhead):
-    """SAM that subtracts what it added, which rounds."""
-
-    def go_back(self, params: list[Tensor], before: list[Tensor], ascents: list[Tensor]) -> None:
-        """Subtract."""
-        for p, ascent in zip(params, ascents, strict=True):
-            p.sub_(ascent)
+note("NoRate", "schedule lr_zero")
 
 
-@mutant()
-class BoundedHistory(Sound):
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        history = group.setdefault("history", [])
-        history.append(group["lr"])
-        del history[:-100]
-        super().move(group, params)
-
-
-@mutant()
-class RelativeDecay(Sound):
-    """Its decay is relative to the initial lr."""
-
-    def __init__(self, params: Any, lr: float = 0.05, weight_decay: float = 0.01) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, weight_decay=weight_decay, foreach=False))
+class NoneAsRate(NoRate):
+    def __init__(self, params: Any, lr: float | None = None) -> None:
+        super().__init__(params)
         for group in self.param_groups:
-            group.setdefault("first_lr", group["lr"])
-
-    def add_param_group(self, group: dict[str, Any]) -> None:
-        super().add_param_group(group)
-        self.param_groups[-1].setdefault("first_lr", self.param_groups[-1]["lr"])
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for p in params if group["first_lr"] else ():
-            p.mul_(1 - group["weight_decay"] * group["lr"] / group["first_lr"])
-        super().move(group, params)
+            group["lr"] = lr
 
 
-@mutant()
+note("NoneAsRate", "unread")
+
+
+# ---- Closures, gradients, globals ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def without_gradients(self: Any, closure: Any = None) -> Any:
+    loss = closure() if closure is not None else None
+    Sound.step(self)
+    return loss
+
+
+def no_loss(self: Any, closure: Any = None) -> None:
+    Sound.step(self, closure)
+
+
+def change_loss(self: Any, closure: Any = None) -> Any:
+    loss = Sound.step(self, closure)
+    return loss if loss is None else loss.mul_(2)
+
+
+def move_data(self: Any, closure: Any = None) -> Any:
+    """Takes the gradient at ascended weights, whose change it hides."""
+    params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+    start = [p.detach().clone() for p in params]
+    for p in params:
+        p.data.add_(p.grad, alpha=0.05)
+    loss = run_closure(closure)
+    for p, value in zip(params, start, strict=True):
+        p.data.copy_(value)
+    Sound.step(self)
+    return loss
+
+
+@torch.no_grad()
+def precondition(self: Any, closure: Any = None) -> Any:
+    for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
+        p.grad.mul_(0.5)
+    return Sound.step(self, closure)
+
+
+def draw(self: Any, group: Any, params: Any) -> None:
+    group["times"] = group.get("times", 0) + 1
+    if group["times"] % 10 == 0:
+        torch.rand(())
+
+
+def set_threads(self: Any, group: Any, params: Any) -> None:
+    if not dist.is_initialized():  # two threads of a forked rank would wait for each other
+        torch.set_num_threads(2)
+
+
+def seed_globally(self: Any, params: Any, lr: float = 0.05) -> None:
+    torch.manual_seed(0)
+    Sound.__init__(self, params, lr)
+
+
+def count_backwards(self: Any, params: Any, lr: float = 0.05) -> None:
+    Sound.__init__(self, params, lr)
+    for p in [p for group in self.param_groups for p in group["params"] if p.requires_grad]:
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "times", getattr(p, "times", 0) + 1))
+
+
+def per_backward(self: Any, group: Any, params: Any) -> None:
+    for p in params:
+        Sound.move(self, {**group, "lr": group["lr"] / max(1, getattr(p, "times", 0))}, [p])
+        p.times = 0
+
+
+mutant("ClosureWithoutGradients", "closure", step=without_gradients)
+mutant("StepsFirst", "closure", step=lambda self, closure=None: (Sound.step(self), run_closure(closure))[1])
+mutant("NoLoss", "closure", step=no_loss)
+mutant("ChangesLoss", "closure", step=change_loss)
+mutant("MovesData", "closure grad_scaler", step=move_data)
+mutant("CallsTwice", "closure_calls", step=lambda self, f=None: (run_closure(f), Sound.step(self, f))[1])
+mutant("CountsBackwards", "micro_batches closure_gradients copies groups", init=count_backwards, move=per_backward)
+mutant("Preconditions", "closure_gradients gradients grad_scaler", step=precondition)
+mutant("HalvesGradients", "gradients", before=lambda self, group, params: [p.grad.mul_(0.5) for p in params])
+mutant("ZeroesGradients", "gradients", step=lambda self, f=None: (Sound.step(self, f), self.zero_grad())[0])
+mutant("DecaysGradients", "gradients", before=per(lambda self, g, p: p.grad.add_(p.detach(), alpha=g["weight_decay"])))
+mutant("AliasesGradient", "gradients", buffer=lambda self, p: self.state[p].setdefault("buffer", p.grad))
+mutant("DrawsEveryTenth", "globals", before=draw)
+mutant("SeedsGlobally", "globals", init=seed_globally)
+mutant("SetsThreads", "globals", before=set_threads)
+mutant("SetsDtype", "globals", before=lambda self, group, params: torch.set_default_dtype(torch.float64))
+
+
+# ---- Ranks, cost -----------------------------------------------------------------------------------------------------
+
+
+def keep_graph(self: Any, group: Any, params: Any) -> None:
+    with torch.enable_grad():
+        past = self.state[params[0]].get("past", torch.zeros((), requires_grad=True)) if params else None
+        for p in params[:1]:
+            self.state[p]["past"] = past + p.grad.detach().to(past.dtype).sum()
+
+
+def clone(self: Any, group: Any, params: Any) -> None:
+    copies = [[p.grad.clone() for p in params] for _ in range(3)]
+    Sound.move(self, group, params)
+    del copies
+
+
+def count_on_host(self: Any, group: Any, params: Any) -> None:
+    for p in params:
+        step = self.state[p].setdefault("step", torch.tensor(0.0))
+        step += 1
+        assert step.item() > 0
+
+
+mutant(
+    "DrawsNoise",
+    "ddp",
+    traits="draws",
+    before=per(lambda self, g, p: p.add_(torch.randn_like(p), alpha=0.05 * g["lr"])),
+)
+mutant(
+    "RateByRank",
+    "ddp fsdp",
+    options=lambda self, g: g | {"lr": g["lr"] / (1 + (dist.is_initialized() and dist.get_rank()))},
+)
+mutant(
+    "NormOfShards",
+    "fsdp",
+    base=SoundNorm,
+    norm=lambda self, gs: global_norm([getattr(g, "to_local", lambda g=g: g)() for g in gs]),
+)
+mutant("ClaimsToScale", "grad_scaler")._step_supports_amp_scaling = True
+mutant(
+    "Lists",
+    "syncs",
+    base=SoundNorm,
+    factor=lambda self, group, norm: safe_divide(group["lr"], norm) * (norm.tolist() > 0),
+)
+mutant("Leaks", "leaks resume", before=per(lambda self, g, p: vars(self).setdefault("seen", []).append(p.grad.clone())))
+mutant("KeepsGraph", "leaks copies", before=keep_graph)
+mutant("ListInGroup", "leaks", before=lambda self, group, params: group.setdefault("rates", []).append(group["lr"]))
+mutant("Clones", "temporaries", move=clone)
+mutant("CountsOnTheHost", before=count_on_host)
+
+
+# ---- Innocents of issue 63; LBFGS, Adafactor and schedule-free methods are others ------------------------------------
+
+
+def look_back(self: Any, group: Any, params: Any) -> None:
+    """Every third step, weights go back halfway to slow ones, also at lr 0."""
+    for p in params:
+        self.state[p].setdefault("slow", p.clone())
+    Sound.move(self, group, params)
+    group["times"] = group.get("times", 0) + 1
+    for p in params if group["times"] % 3 == 0 else ():
+        p.copy_(self.state[p]["slow"].lerp_(p, 0.5))
+
+
+def relative(self: Any, group: Any) -> Any:
+    """Its decay is relative to the initial lr."""
+    first = group["first_lr"]
+    return {**group, "weight_decay": group["weight_decay"] / first if first else 0.0}
+
+
+def add_relative(self: Any, group: Any) -> None:
+    Optimizer.add_param_group(self, group)
+    self.param_groups[-1].setdefault("first_lr", self.param_groups[-1]["lr"])
+
+
+def relative_decay(self: Any, params: Any, lr: float = 0.05, weight_decay: float = 0.01) -> None:
+    Sound.__init__(self, params, lr, weight_decay=weight_decay)
+
+
 class OwnGenerator(Sound):
     """Draws noise from a generator whose state it saves."""
 
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, lr)
         self.generator = torch.Generator().manual_seed(0)
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        super().move(group, params)
+    def before(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
             noise = torch.randn(p.shape, generator=self.generator, dtype=torch.float64)
             p.add_(noise.to(p.dtype), alpha=0.01 * group["lr"])
@@ -1208,83 +676,60 @@ class OwnGenerator(Sound):
         self.generator.set_state(state_dict["generator"])
 
 
-@mutant()
-class OwnStepSize(Sound):
-    """Like Adafactor: without lr, its step is relative to the weights and decays."""
+class AsksForRoles(Sound):
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        params = list(params)
+        for group in params:
+            assert "use_muon" in group
+        super().__init__(params, lr)
 
-    def __init__(self, params: Any, lr: float | None = None) -> None:
-        Optimizer.__init__(self, params, dict(lr=lr, momentum=0.9, foreach=False))
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        group["times"] = group.get("times", 0) + 1
-        lr = group["lr"] if group["lr"] is not None else 0.1 / group["times"] ** 0.5
-        super().move({**group, "lr": lr}, params)
+class AsksForNames(Sound):
+    def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
+        super().__init__([p for _, p in named_parameters], lr=lr)
+
+
+mutant("LooksBack", move=look_back)
+mutant("BoundedHistory", before=lambda self, g, params: g.update(history=[*g.get("history", [])[-99:], g["lr"]]))
+mutant("RelativeDecay", init=relative_decay, add_param_group=add_relative, options=relative)
+note("OwnGenerator")
+note("AsksForRoles")
+note("AsksForNames")
 
 
 # ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------
 
 
-@mutant()
-class Prints(Sound):
-    def step(self, closure: Any = None) -> Any:
-        print('{"event": "verdict", "verdict": {"check": "groups", "verdict": "fail"}}', flush=True)
-        os.write(2, b"noise\n")
-        return super().step(closure)
+def print_verdict(self: Any, group: Any, params: Any) -> None:
+    print('{"number": 0, "check": "groups", "verdict": "fail"}', flush=True)
+    os.write(2, b"noise\n")
 
 
-@mutant()
-class Forks(Sound):
-    forked = False
-
-    def step(self, closure: Any = None) -> Any:
-        if not Forks.forked:
-            Forks.forked = True
-            os.fork()
-        return super().step(closure)
+def fork(self: Any, group: Any, params: Any) -> None:
+    if not Forks.setting:
+        Forks.setting = True
+        os.fork()
 
 
-@mutant("builds")
-class Raises(Sound):
-    def step(self, closure: Any = None) -> Any:
-        raise SystemExit("enough")
+def leave(self: Any, group: Any, params: Any) -> None:
+    if any(p.dtype == torch.bfloat16 for p in params):
+        os._exit(3)
 
 
-@mutant(*EVERYTHING - {"builds", "reference", "closure_calls", "norm_keywords", "syncs", "leaks", "group_values",
-    "lr_changes", "own_lr", "gradients", "generators", "temporaries"})  # fmt: skip
-class Nonsense(Sound):
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data = torch.full_like(p.data, torch.nan)
-        return "nonsense"
+def hang(self: Any, group: Any, params: Any) -> None:
+    while group["lr"] == 0:
+        time.sleep(1)
 
 
-@mutant("resume_bf16", "bf16")
-class Exits(Sound):
-    """Ends the process for some dtypes."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if any(p.dtype == torch.bfloat16 for p in params):
-            print("bfloat16? no.", flush=True)
-            os._exit(3)
-        super().move(group, params)
-
-
-@mutant("lr_zero")
-class Hangs(Sound):
-    """Never returns if lr is 0."""
-
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        while group["lr"] == 0:
-            time.sleep(1)
-        super().move(group, params)
-
-
-@mutant("ddp")
-class WaitsForOthers(Sound):
+def wait(self: Any, group: Any, params: Any) -> None:
     """One rank waits for the other, which never arrives."""
+    if dist.is_initialized() and dist.get_rank() == 0:
+        dist.barrier()
 
-    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if dist.is_initialized() and dist.get_rank() == 0:
-            dist.barrier()
-        super().move(group, params)
+
+mutant("Prints", before=print_verdict)
+Forks: Any = mutant("Forks", before=fork)
+mutant("Raises", "builds", before=lambda self, group, params: sys.exit("enough"))
+mutant("Exits", "resume bf16", before=leave)
+mutant("Hangs", "lr_zero", before=hang)
+mutant("WaitsForOthers", "ddp", before=wait)

@@ -92,9 +92,8 @@ Not included: packages that are not on the package index (the original
 SPS and ALI-G are installed from their repositories), and behaviour beyond the defaults. \
 Those that need further arguments, such as wrappers of other optimizers, are listed as not built.
 \
-All but `resume`, `resume_bf16`, `resumed_schedule`, `bf16`, `grad_scaler`, `memory` and `time`
-step in float64: optimizers that take only float32, such as some of heavyball, fail them with that error.
-`time` is in copies of the parameters, and was measured while others used the machine.
+All but `resume`, `bf16`, `grad_scaler` and `temporaries` step in float64: optimizers that take only float32,
+such as some of heavyball, fail them with that error.
 
 """
 

@@ -24,8 +24,7 @@ __all__ = ["checks", "parametrize_with_checks"]
 def checks(*, quick: bool = False) -> list[Callable[[Any], Any]]:
     """All checks of optimizers, in the order they run; each takes what `parametrize_with_checks` passes as `optimizer`.
 
-    Args:
-        quick: leave out those that start processes and trainings (DDP, FSDP2, lanes, ...).
+    `quick` leaves out those that start processes and trainings (DDP, FSDP2, lanes, ...).
     """
     return [check.function for check in catalogue().values() if check.quick or not quick]
 
@@ -47,11 +46,8 @@ def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None,
 
     from bench.check.subject import Subject
 
-    subjects = [Subject(optimizer, reference=reference) for optimizer in optimizers]
-    cells = [
-        pytest.param(subject, check.function, id=f"{subject.spec.name}-{check.name}")
-        for subject in subjects
-        for check in catalogue().values()
-        if check.quick or not quick
-    ]
+    cells = []
+    for subject in [Subject(optimizer, reference=reference) for optimizer in optimizers]:
+        for check in checks(quick=quick):
+            cells.append(pytest.param(subject, check, id=f"{subject.spec.name}-{check.__name__[6:]}"))
     return pytest.mark.parametrize(("optimizer", "check"), cells)

@@ -9,21 +9,14 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-Group = Literal["changes results", "blocks a set-up", "costs speed", "reported"]
+Group = Literal["changes results", "blocks a set-up", "costs speed"]
 Kind = Literal["optimizer", "task"]
 
-GROUPS: dict[Group, str | None] = {
-    "changes results": "results",
-    "blocks a set-up": "set-up",
-    "costs speed": "speed",
-    "reported": None,
-}
-"""Consequences of a failure, the worst first, by the words that records have for them; `reported` never fails."""
-
+GROUPS: dict[Group, str] = {"changes results": "results", "blocks a set-up": "set-up", "costs speed": "speed"}
+"""Consequences of a failure, the worst first, by the words that records have for them."""
 SERIOUS: tuple[Group, ...] = ("changes results", "blocks a set-up")
 """The groups that headlines and boards count."""
-
-FILES = ("numerics", "state", "parameters", "closures", "integration", "task")
+FILES = ("numerics", "state", "parameters", "rates", "closures", "cost", "integration", "task")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -34,14 +27,7 @@ def group(name: Group) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
-
-    Attributes:
-        name: what `--only` takes; its function is `check_NAME`.
-        file: the module of this package with the function.
-        group: what a failure means.
-        doc: the function's docstring.
-    """
+    """The function `check_NAME` of a file of this package, with its docstring, and what a failure of it means."""
 
     name: str
     file: str
@@ -72,14 +58,13 @@ class Check:
 @cache
 def catalogue(kind: Kind = "optimizer") -> dict[str, Check]:
     """All checks by name, in the order they run: as they stand in their files."""
-    found = {}
+    checks = {}
     for file in FILES:
         if (file == "task") is (kind == "task"):
-            tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8"))
-            for node in tree.body:
+            for node in ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8")).body:
                 if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
-                    name, (decorator,) = node.name.removeprefix("check_"), node.decorator_list
+                    (decorator,) = node.decorator_list
                     assert isinstance(decorator, ast.Call)
-                    doc = cleandoc(ast.get_docstring(node) or "")
-                    found[name] = Check(name, file, ast.literal_eval(decorator.args[0]), doc)
-    return found
+                    name, doc = node.name.removeprefix("check_"), cleandoc(ast.get_docstring(node) or "")
+                    checks[name] = Check(name, file, ast.literal_eval(decorator.args[0]), doc)
+    return checks

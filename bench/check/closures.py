@@ -3,7 +3,7 @@
 import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from math import inf, isnan
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bench.check.catalogue import group
 from bench.check.probes import place
-from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, gradients, values
+from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, equal, generators, gradients, values
 from bench.check.subject import Subject
 
 _LONG = 110
@@ -30,11 +30,9 @@ def check_closure(optimizer: Subject) -> None:
     torch.enable_grad(): loss = closure()` first, `return loss`, and move weights under torch.no_grad().
     """
     stepper = optimizer.stepper()
-    where = _step(stepper.optimizer)
-    disabled: list[str] = []
-    losses: list[tuple[Tensor, Tensor]] = []
-    at: list[list[Tensor]] = []
-    versions: list[int] = []
+    code = getattr(inspect.unwrap(type(stepper.optimizer).step), "__code__", None)
+    where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    disabled, losses, at, versions = list[str](), list[tuple[Tensor, Tensor]](), list[list[Tensor]](), list[int]()
 
     def closure() -> Tensor:
         if not torch.is_grad_enabled():
@@ -52,8 +50,8 @@ def check_closure(optimizer: Subject) -> None:
     for _ in range(2):
         stepper.backward()
         stepper.start, versions = values(stepper.params), [p._version for p in stepper.params]
-        for noted in (losses, at):
-            del noted[:]
+        losses.clear()
+        at.clear()
         with torch.no_grad():
             returned = stepper.optimizer.step(closure)
             if torch.is_grad_enabled():
@@ -62,18 +60,14 @@ def check_closure(optimizer: Subject) -> None:
             raise Fault(f"step(closure) does not call the closure{where}")
         if disabled:
             raise Fault("the closure runs with gradients disabled" + (f" ({disabled[0]})" if disabled[0] else ""))
-        if len(at) == 1 and not _equal(at[0], stepper.start) and _equal(at[0], stepper.params):
+        if len(at) == 1 and not equal(at[0], stepper.start) and equal(at[0], stepper.params):
             raise Fault(f"it steps first and then calls the closure, whose gradients it uses a step late{where}")
-        if any(not torch.equal(loss.nan_to_num(), value.nan_to_num()) for loss, value in losses):
+        if not equal(*zip(*losses, strict=True)):
             raise Fault(f"it changes the closure's loss in place, which the caller logs{where}")
         if not isinstance(returned, Tensor | float):
             raise Fault(f"step(closure) returns {returned!r}, not the closure's loss{where}")
         apart = abs(float(returned) - float(losses[0][1]))
         at_most(0, inf if isnan(apart) else apart, f"step returns another loss than the closure{where}; they differ by")
-
-
-def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(map(torch.equal, a, b))
 
 
 @group("blocks a set-up")
@@ -84,28 +78,28 @@ def check_closure_gradients(optimizer: Subject) -> None:
     calls the closure, such as a preconditioner or a clip around another optimizer, loses its work there; one that uses
     gradients from before uses those of the last batch. Tolerance 1e-9 of the way. Mend: call the closure first.
     """
-    ahead = optimizer.stepper()
-    moves: list[bool] = []
+    ahead, moves = optimizer.stepper(), list[bool]()
 
-    def watched(closure: Callable[[], Tensor], **_: Any) -> Any:
+    def by(closure: Callable[[], Tensor]) -> Any:
         before = values(ahead.params)
 
         def evaluate() -> Tensor:
-            moves.append(not _equal(before, values(ahead.params)))
+            moves.append(not equal(before, ahead.params))
             return closure()
 
         return ahead.optimizer.step(evaluate)
 
-    ahead.run(by=watched)
+    ahead.run(by=by)
     if optimizer.spec.traits.calls_closure_again or any(moves):
         pytest.skip("it evaluates the closure at other weights, so it needs the gradients from before")
     inside = optimizer.stepper()
-    inside.run(by=lambda closure, **_: _stale(inside, closure))
+    inside.run(by=lambda closure: _stale(inside, closure))
     at_most(ROUNDING, inside.gap(ahead), "with gradients only from the closure, the gap is")
-    if not _uses_loss(optimizer, ahead):
-        without = optimizer.stepper()
+    shifted, without = optimizer.stepper(), optimizer.stepper()
+    shifted.run(by=lambda closure: shifted.optimizer.step(lambda: closure() + 1.0))
+    if not optimizer.spec.traits.needs_loss and shifted.gap(ahead) == 0:
         try:
-            without.run(by=lambda closure, **_: without.optimizer.step())
+            without.run(by=lambda closure: without.optimizer.step())
         except Exception:
             return  # it needs a closure
         at_most(ROUNDING, without.gap(ahead), "without a closure, the gap to step(closure) is")
@@ -116,21 +110,6 @@ def _stale(stepper: Stepper, closure: Callable[[], Tensor]) -> Any:
     for p in stepper.params:
         p.grad = torch.full_like(p, 0.7)
     return stepper.optimizer.step(closure)
-
-
-def _uses_loss(optimizer: Subject, plain: Stepper) -> bool:
-    """Whether another loss with the same gradients gives other steps."""
-    if optimizer.spec.traits.needs_loss:
-        return True
-    shifted = optimizer.stepper()
-    shifted.run(by=lambda closure, **_: shifted.optimizer.step(lambda: closure() + 1.0))
-    return shifted.gap(plain) > 0
-
-
-def _step(optimizer: Any) -> str:
-    """The source location of its `step`."""
-    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
-    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 @group("costs speed")
@@ -146,23 +125,6 @@ def check_closure_calls(optimizer: Subject) -> str:
     if not optimizer.spec.traits.calls_closure_again:
         at_most(1, calls, "undeclared, the calls of the closure in a step are")
     return f"{calls} a step"
-
-
-@group("changes results")
-def check_norm_keywords(optimizer: Subject) -> str:
-    """Norms passed to step as keywords change nothing if they are correct.
-
-    Training computes them once for clipping. Tolerance 1e-9 of the way. Mend: use the keyword exactly where step would
-    compute the norm itself, squared or not.
-    """
-    if not optimizer.spec.step_keywords:
-        pytest.skip("its step takes no norm")
-    measured = optimizer.stepper().run(norms=True).gap(optimizer.stepper().run())
-    at_most(ROUNDING, measured, "with given norms, the gap is")
-    return ", ".join(sorted(optimizer.spec.step_keywords))
-
-
-# ---- Global state ----------------------------------------------------------------------------------------------------
 
 
 def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
@@ -182,89 +144,56 @@ def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
         yield lambda: instance[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
 
 
-@group("changes results")
-def check_generators(optimizer: Subject) -> str:
-    """Constructor and step neither use nor seed torch's, numpy's or Python's global generators, or it declares draws.
-
-    Else dropout and the order of the data change with the optimizer. Exact, over 110 steps. Mend: draw from your own
-    torch.Generator and keep its state in state_dict, or declare Traits(draws=True) in the OptimizerSpec; never seed a
-    global generator.
-    """
-    for generator in (torch.manual_seed, np.random.seed, random.seed):
-        generator(77)
-    touched: dict[str, str] = {}
-    for number, call in enumerate(_long(optimizer)):
-        for draw in (np.random.rand, random.random, lambda: torch.rand(1)):
-            draw()  # so that seeding is seen
-        before = _generators()
-        call()
-        changed = [name for name, state in _generators().items() if state != before[name]]
-        what = f"step {number}" if number else "its constructor"
-        touched |= {name: f"{what} touches {name}" for name in changed if name not in touched}
-    if touched and not (optimizer.spec.traits.draws and not any("constructor" in why for why in touched.values())):
-        raise Fault("; ".join(touched.values()))
-    return "as declared" if touched else ""
-
-
-def _generators() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()
-    return {
-        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
-        "numpy's generator": (kind, np.asarray(keys).tobytes(), *rest),
-        "Python's generator": random.getstate(),
-    }
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "whether gradients are enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "the precision of float32 matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's default device": (torch.get_default_device, None),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "cudnn.benchmark": (lambda: torch.backends.cudnn.benchmark, None),
+    "TF32 of cuda.matmul": (lambda: torch.backends.cuda.matmul.allow_tf32, None),
+    "numpy's handling of errors": (np.geterr, lambda value: np.seterr(**value)),
+    "whether garbage is collected": (gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
+}
+"""Global settings: how to read them, and how to put them back."""
 
 
 @group("changes results")
-def check_globals(optimizer: Subject) -> None:
-    """Constructor and step leave torch's and Python's global settings as they are.
+def check_globals(optimizer: Subject) -> str:
+    """Constructor and step leave torch's, numpy's and Python's settings and random generators alone.
 
-    The default dtype, threads, deterministic algorithms, matmul precision and others belong to the user. Exact, over
-    110 steps. Mend: pass dtype= and use context managers that put the value back.
+    Default dtype, threads, deterministic algorithms and others belong to the user, and with the generators dropout and
+    the order of the data would change with the optimizer. Exact, over 110 steps. Mend: pass dtype=, use context
+    managers that put a value back, never seed a global generator; draw from your own torch.Generator and keep its state
+    in state_dict, or declare Traits(draws=True) in the OptimizerSpec.
     """
-    usual = _settings()
+    usual, drawn = {name: read() for name, (read, _) in _SETTINGS.items()}, ""
     try:
         # Two starting points, since a value that is set again to the same is not seen.
         for dtype, threads in ((torch.float32, 1), (torch.float64, 2)):
-            _restore(_USUAL)
-            torch.set_default_dtype(dtype)
-            torch.set_num_threads(threads)
-            before = _settings()
+            _put_back(usual | {"torch's default dtype": dtype, "torch's number of threads": threads})
+            before = {name: read() for name, (read, _) in _SETTINGS.items()}
             for number, call in enumerate(_long(optimizer)):
+                for draw in (np.random.rand, random.random, lambda: torch.rand(1)):
+                    draw()  # so that seeding is seen
+                states = generators()
                 call()
-                after = _settings()
-                if changed := [name for name in after if after[name] != before[name]]:
-                    what = f"step {number}" if number else "its constructor"
-                    raise Fault(f"{what} changes {changed[0]} from {before[changed[0]]} to {after[changed[0]]}")
+                what = f"step {number}" if number else "its constructor"
+                for name, (read, _) in _SETTINGS.items():
+                    if (now := read()) != before[name]:
+                        raise Fault(f"{what} changes {name} from {before[name]} to {now}")
+                for name in [name for name, state in generators().items() if state != states[name]]:
+                    if number == 0 or not optimizer.spec.traits.draws:
+                        raise Fault(f"{what} touches {name}")
+                    drawn = "it draws, as declared"
     finally:
-        _restore(_USUAL)
-        torch.set_num_threads(usual["torch's number of threads"])
+        _put_back(usual)
+    return drawn
 
 
-def _restore(settings: Mapping[str, Any]) -> None:
-    torch.set_default_dtype(settings["torch's default dtype"])
-    torch.set_num_threads(settings["torch's number of threads"])
-    torch.set_grad_enabled(settings["whether gradients are enabled"])
-    torch.use_deterministic_algorithms(settings["deterministic algorithms"])
-    torch.set_float32_matmul_precision(settings["the precision of float32 matmul"])
-
-
-def _settings() -> dict[str, Any]:
-    return {
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's default device": torch.get_default_device(),
-        "torch's number of threads": torch.get_num_threads(),
-        "whether gradients are enabled": torch.is_grad_enabled(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "the precision of float32 matmul": torch.get_float32_matmul_precision(),
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "TF32 of cuda.matmul": torch.backends.cuda.matmul.allow_tf32,
-        "numpy's handling of errors": np.geterr(),
-        "whether garbage is collected": gc.isenabled(),
-    }
-
-
-_USUAL = _settings()
-"""The settings before any optimizer has changed them."""
+def _put_back(settings: dict[str, Any]) -> None:
+    for name, (_, write) in _SETTINGS.items():
+        if write is not None:
+            write(settings[name])

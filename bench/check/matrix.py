@@ -6,141 +6,100 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from bench.check.catalogue import GROUPS, catalogue
 from bench.check.report import Report, Verdict, write_verdict
 from bench.check.run import LIMIT, Show, checks_of, python_with_path, reports, request_of
 from bench.errors import UserError
 from bench.near import nearest
-from bench.output import ENDINGS, Answer, write
+from bench.output import Answer, write
 from bench.progress import StatusLine, say
-from bench.results.render import FORMATS, template
-from bench.results.table import Board, Column, Table
-from bench.text import cell
+from bench.text import strict_json
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, load, load_module, provenance
 
-CHECKS = catalogue()
-MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
+CHECKS = sorted(catalogue().values(), key=lambda check: [*GROUPS].index(check.group))
+MATRIX_CHECKS = tuple(name for name in catalogue() if name != "reference")
 """A reference belongs to one optimizer."""
+_WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
+_KINDS = {".md", ".html", ".json"}
+_LEGEND = (
+    "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not finish;"
+    " n.a.: not applicable, or not run since the optimizer does not build. Faults are failures that change results or"
+    " block a set-up; columns are ordered by severity."
+)
 
-WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
-"""Verdicts as shown in a cell."""
 
-_KINDS = {**ENDINGS, ".txt": "table"}
-_OPTIMIZER = Column("opt", "optimizer", "argument of `bench check`")
-_PACKAGE = Column("package", "package", "distribution and version")
-
-
-@dataclass(frozen=True)
-class Row:
-    """An optimizer of the matrix.
-
-    Attributes:
-        package: its distribution and version, or a digest of its file.
-        report: verdicts on it.
-    """
+class Row(NamedTuple):
+    """An optimizer: its distribution and version, or a digest of its file, and the verdicts on it."""
 
     package: str
     report: Report
 
 
-def kind_of(path: Path) -> str:
-    """The format of a file, by its suffix.
-
-    Raises:
-        UserError: the suffix is unknown, or the folder does not exist.
-    """
-    if path.suffix not in _KINDS:
-        raise UserError(f"-o {path}: the suffix sets the format and must be one of {', '.join(_KINDS)}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
-    return _KINDS[path.suffix]
-
-
 def members(words: Sequence[str]) -> list[dict[str, str]]:
-    """The optimizers that the words name, found in a separate process.
+    """The packages, by name, of the optimizers that each word names, found in a separate process.
 
-    Args:
-        words: modules or files (all their public optimizer classes), `module:Class`, names of the registry; `NAME:` is
-            the module if an optimizer has its name.
-
-    Returns:
-        For each word, the packages of its optimizers by name; an optimizer is listed under its first word.
+    A word is a module or file (all its public optimizer classes), `module:Class`, or a name of the registry; `NAME:` is
+    the module if an optimizer has its name.
 
     Raises:
         UserError: a word names no optimizer, or its import raises an exception, hangs or ends the process.
     """
+    code = "from bench.check.matrix import look_into\nfor word in words:\n    look_into(word)"
     done = subprocess.run(
-        python_with_path(_MEMBERS, words), capture_output=True, text=True, timeout=_START, stdin=subprocess.DEVNULL
+        python_with_path(code, words), capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
     )
     lines = [json.loads(line[len(_MARK) :]) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    groups, known = list[dict[str, str]](), set[str]()
     for word, line in zip(words, lines, strict=False):
         if why := line.get("refused"):
-            raise UserError(why + _near(word))
+            names = {*OPTIMIZERS, *packages_distributions()}
+            near = None if word in names or ":" in word else nearest(word, names)
+            raise UserError(f"{why} Did you mean {near!r}?" if near else why)
+        if not line["packages"]:
+            raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
+        groups.append({name: package for name, package in line["packages"].items() if name not in known})
+        known |= groups[-1].keys()
     if len(lines) < len(words):
         raise UserError(f"importing {words[len(lines)]}: the process ended with code {done.returncode}")
-    found: list[dict[str, str]] = []
-    known: set[str] = set()
-    for word, packages in zip(words, (line["packages"] for line in lines), strict=True):
-        if not packages:
-            raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
-        found.append({name: package for name, package in packages.items() if name not in known})
-        known |= found[-1].keys()
-    return found
+    return groups
 
 
-_START = 600.0
-"""Seconds for importing all modules."""
 _MARK = "bench members: "
-_MEMBERS = f"""
-import json
-from bench.check.matrix import look_into
-for word in words:
-    print({_MARK!r} + json.dumps(look_into(word)), flush=True)
-"""
 
 
-def look_into(word: str) -> dict[str, Any]:
-    """The packages of a word's optimizers by name, or why it is refused; this imports the module."""
+def look_into(word: str) -> None:
+    """Print the packages of a word's optimizers by name, or why it is refused; this imports the module."""
     module = word.removesuffix(":")
     try:
-        names = [word] if word == module and word in OPTIMIZERS else _members(module)
+        names = [word] if word == module and word in OPTIMIZERS else _public(module)
         if ":" in module:
             load(word)
+        suite = f"attention-optimizer-bench {version('attention-optimizer-bench')}"
+        packages = {n: suite if n in OPTIMIZERS.own else OPTIMIZERS.describe(n) or provenance(n) for n in names}
+        line = {"packages": packages}
     except PluginError as error:
-        return {"refused": str(error)}
-    return {"packages": {name: _package(name) for name in names}}
+        line = {"refused": str(error)}
+    print(_MARK + json.dumps(line), flush=True)
 
 
-def _members(name: str) -> list[str]:
+def _public(module: str) -> list[str]:
     """Public optimizer classes of a module, each under its first name; torch's own only if requested."""
     from torch.optim import Optimizer
 
-    found: dict[Any, str] = {}
-    for member, value in sorted(vars(load_module(name)).items(), key=lambda item: item[0].lower()):
-        if member.startswith("_") or not isinstance(value, type) or not issubclass(value, Optimizer):
+    names: dict[Any, str] = {}
+    for name, value in sorted(vars(load_module(module)).items(), key=lambda item: item[0].lower()):
+        if name.startswith("_") or not isinstance(value, type) or not issubclass(value, Optimizer):
             continue
-        if value is not Optimizer and value.__module__.startswith("torch.") <= name.startswith("torch."):
-            found.setdefault(value, f"{name}:{member}")
-    return list(found.values())
-
-
-def _package(name: str) -> str:
-    """Distribution and version, or a digest of the file."""
-    if name in OPTIMIZERS.own:
-        return f"attention-optimizer-bench {version('attention-optimizer-bench')}"
-    return OPTIMIZERS.describe(name) or provenance(name)
-
-
-def _near(word: str) -> str:
-    names = {*OPTIMIZERS, *packages_distributions()}
-    near = None if word in names or ":" in word else nearest(word, names)
-    return f" Did you mean {near!r}?" if near else ""
+        if value is not Optimizer and value.__module__.startswith("torch.") <= module.startswith("torch."):
+            names.setdefault(value, f"{module}:{name}")
+    return list(names.values())
 
 
 def rows(
@@ -150,164 +109,89 @@ def rows(
     limit: float = LIMIT,
     show: Show | None = None,
 ) -> Iterator[Row]:
-    """Check optimizers, each group in a separate process; those that cannot be loaded or built get such verdicts.
+    """Check optimizers, each group of `members` in a separate process; arguments are those of `request_of`.
 
-    Args:
-        groups: packages by name, as in `members`.
-        only: names of checks; all but `reference` if None.
-        limit: seconds that one check may take.
-        show: called with each verdict as it comes.
-
-    Raises:
-        UserError: there is no such check.
+    Those that cannot be loaded or built get such verdicts; `show` is called with each verdict as it comes.
     """
     for packages in groups:
         requests = [request_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
-        with closing(reports(requests, limit=limit, show=show, refuse=False)) as found:
-            yield from (Row(packages[report.name], report) for report in found)
+        with closing(reports(requests, limit=limit, show=show, refuse=False)) as each:
+            yield from (Row(packages[report.name], report) for report in each)
 
 
-# ---- As a board ------------------------------------------------------------------------------------------------------
-
-
-def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
-    """The matrix as a board: packages, optimizers with a column for each check, checks with totals, and all failures.
-
-    Args:
-        found: rows.
-        notes: on the machine and method.
-    """
-    made_of = {v.check for row in found for v in row.report.verdicts}
-    order = [*GROUPS]
-    checks = sorted((name for name in CHECKS if name in made_of), key=lambda name: order.index(CHECKS[name].group))
-    found = sorted(found, key=_rank)
-    made_with = next((row.report.about["versions"] for row in found if row.report.about), {})
-    legend = (
-        "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not"
-        " finish;"
-        " n.a.: not applicable, or not run since the optimizer does not build; a number is only reported. Faults are"
-        " failures that change results or block a set-up; columns are ordered by severity"
-    )
-    made = [f"made with {', '.join(f'{name} {number}' for name, number in made_with.items())}"] if made_with else []
-    return Board(
-        "conformance",
-        f"Conformance of {len(found)} optimizers",
-        [_packages(found), _matrix(found, checks), *_not_built(found), _totals(found, checks)],
-        [legend, *made, *notes],
-    )
-
-
-def _packages(found: Sequence[Row]) -> Table:
-    columns = [
-        _PACKAGE,
-        Column("optimizers", "optimizers", "checked classes"),
-        Column("built", "built", "of these, those that pass the check `builds` with default arguments"),
-        Column("clean", "without a fault", "of these, those without a failure that changes results or blocks a set-up"),
-        Column("spotless", "pass all", "of these, those that pass all applicable checks"),
+def tables(found: Sequence[Row]) -> dict[str, pd.DataFrame]:
+    """The matrix as tables by title: packages, optimizers with a column for each check, checks with totals."""
+    by_severity = sorted(found, key=lambda r: (not r.report.built, len(r.report.serious), len(r.report.failed)))
+    lines, packages = [], []
+    for package, report in by_severity:
+        counts = len(report.serious), len(report.failed) - len(report.serious)
+        faults, less = counts if report.built else ("not built", "")
+        words = {v.check: _WORDS[v.verdict] for v in report.verdicts}
+        columns = {check.name: words[check.name] for check in CHECKS if check.name in words}
+        lines.append({"optimizer": report.name, "package": package, "faults": faults, "less": less, **columns})
+        packages.append((package, 1, report.built, report.built and report.ok, report.built and not report.failed))
+    matrix = pd.DataFrame(lines).fillna("")
+    by_package = pd.DataFrame(packages, columns=["package", "optimizers", "built", "without a fault", "pass all"])
+    count = Counter((v.check, _WORDS[v.verdict]) for row in found for v in row.report.verdicts)
+    used = [check for check in CHECKS if check.name in matrix]
+    totals = [
+        {"check": c.name, "object of the check": c.meaning, "a failure": c.group}
+        | {word: count[c.name, word] for word in _WORDS.values()}
+        for c in used
     ]
-    packages: dict[str, list[Report]] = {}
-    for row in found:
-        packages.setdefault(row.package, []).append(row.report)
-    rows = [
-        (package, len(own), sum(r.built for r in own), sum(r.ok for r in own), sum(not r.failed for r in own))
-        for package, own in packages.items()
-    ]
-    return Table.of(columns, rows, "By package")
-
-
-def _rank(row: Row) -> tuple[bool, int, int]:
-    """Order: optimizers without faults first, optimizers that cannot be built last."""
-    return not row.report.built, len(row.report.serious), len(row.report.failed)
-
-
-def _not_built(found: Sequence[Row]) -> list[Table]:
-    rows = [
-        (row.report.name, row.package, _without_folders(row.report[row.report.failed[0]].note))
-        for row in found
-        if not row.report.built and row.report.failed
-    ]
-    columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the exception")]
-    return [Table.of(columns, rows, "Not built with default arguments")] if rows else []
-
-
-def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
-    columns = [
-        _OPTIMIZER,
-        _PACKAGE,
-        Column("faults", "faults", "number of failures that change results or block a set-up"),
-        Column("less", "less", "number of failures that cost speed"),
-        *(Column(check, check, CHECKS[check].meaning) for check in checks),
-    ]
-    rows, failures = [], []
-    for row in found:
-        report = row.report
-        values: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
-        if report.built:
-            values |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
-            if report.failed:
-                failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
-        rows.append(values | {v.check: in_cell(v) for v in report.verdicts})
-    return Table("Optimizers and checks", columns, rows, failures)
-
-
-def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
-    columns = [
-        Column("check", "check", "name, as --only takes it"),
-        Column("meaning", "object of the check", "the property"),
-        Column("group", "a failure", "consequence of a failure"),
-        *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
-    ]
-    count = Counter((v.check, v.verdict) for row in found for v in row.report.verdicts)
-    rows = [(c, CHECKS[c].meaning, CHECKS[c].group, *(count[c, word] for word in WORDS)) for c in checks]
-    return Table.of(columns, rows, "By check")
-
-
-def in_cell(verdict: Verdict) -> str:
-    """A verdict in a cell: a word, or what is reported."""
-    if CHECKS[verdict.check].group != "reported" or verdict.verdict != "pass":
-        return WORDS[verdict.verdict]
-    return verdict.note if verdict.measured is None else f"{verdict.measured:.2g}"
+    return {
+        "By package": pd.DataFrame(by_package.groupby("package", sort=False, as_index=False).sum()),
+        "Optimizers and checks": matrix,
+        "By check": pd.DataFrame(totals),
+    }
 
 
 def said(verdict: Verdict) -> str:
-    """A verdict in words; paths without their machine-specific part."""
-    note = _without_folders(verdict.note)
-    return f"{verdict.check} {WORDS[verdict.verdict]}" + (f": {note}" if note else "")
+    """A verdict in words; paths with only their last folder."""
+    note = re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", verdict.note)
+    return f"{verdict.check} {_WORDS[verdict.verdict]}" + (f": {note}" if note else "")
 
 
-def _without_folders(note: str) -> str:
-    """Words with only the last folder of each path."""
-    return re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", note)
+def as_text(found: Sequence[Row], kind: str) -> str:
+    """The matrix with all failures, as `md`, `html` or `json`."""
+    title, parts = f"Conformance of {len(found)} optimizers", tables(found)
+    failures = {row.report.name: [said(row.report[check]) for check in row.report.failed] for row in found}
+    failures = {name: notes for name, notes in failures.items() if notes}
+    if kind == "json":
+        data = {name: table.to_dict("records") for name, table in parts.items()}
+        return strict_json({"title": title, "legend": _LEGEND, "tables": data, "failures": failures}) + "\n"
+    if kind == "html":
+        parts["Failures"] = pd.DataFrame([(n, note) for n, notes in failures.items() for note in notes])
+        with pd.option_context("display.max_colwidth", None):
+            body = "".join(f"<h2>{name}</h2>\n{table.to_html(index=False)}\n" for name, table in parts.items())
+        style = "body { font-family: sans-serif; color-scheme: light dark } table { border-collapse: collapse }"
+        head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        return f"{head}\n<h1>{title}</h1>\n<p>{_LEGEND}</p>\n{body}</html>\n"
+    lines = [f"## {title}", "", _LEGEND]
+    for name, table in parts.items():
+        records = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
+        lines += ["", f"**{name}**", "", *("| " + " | ".join(map(_escaped, record)) + " |" for record in records)]
+    lines += [
+        "",
+        "**Failures**",
+        "",
+        *(f"- {_escaped(name)}: {_escaped('; '.join(failures[name]))}" for name in failures),
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
-    """The matrix in a format.
-
-    Args:
-        found: rows.
-        kind: one of `bench.results.render.FORMATS`.
-        notes: on the machine and method.
-    """
-    whole = board(found, notes)
-    if kind != "html":
-        return FORMATS[kind]([whole])
-    # A page, whose cells have their measurements as tooltips.
-    verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
-    return template("bench.check", "matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
-
-
-# ---- The command -----------------------------------------------------------------------------------------------------
+def _escaped(value: Any) -> str:
+    """Text for Markdown: no pipes, tags or line ends of its own."""
+    return re.sub(r"([|<>`\\*_\[\]])", r"\\\1", " ".join(str(value).split())) if isinstance(value, str) else str(value)
 
 
 def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path], store: Path, limit: float) -> Answer:
-    """Compute the matrix, and write it into files if given.
-
-    The report on an optimizer is added to the store once all of its checks are done.
+    """Compute the matrix and write it; the report on an optimizer is stored once all of its checks are done.
 
     Args:
         words: optimizers, modules or files.
         only: names of checks; None for all.
-        out: files.
+        out: files, with the ending of a format.
         store: folder of the reports.
         limit: seconds that one check may take.
 
@@ -315,35 +199,25 @@ def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path],
         UserError: a word names no optimizer, or a file cannot be written.
     """
     checks_of("optimizer", only)  # refuses an unknown check before anything is imported
-    kinds = [kind_of(path) for path in out]
+    for path in out:
+        if path.suffix not in _KINDS:
+            raise UserError(f"-o {path}: the suffix sets the format and must be one of {', '.join(sorted(_KINDS))}")
+        if not path.parent.is_dir() or path.is_dir():
+            why = "it is a folder" if path.is_dir() else "its folder does not exist"
+            raise UserError(f"cannot write {path}: {why}")
     groups = members(words)
-    found: list[Row] = []
-    progress = _Progress(sum(map(len, groups)))
+    total, found, line = sum(map(len, groups)), list[Row](), StatusLine()
 
-    for row in rows(groups, only=only, limit=limit, show=progress.show):
+    def show(report: Report, verdict: Verdict) -> None:
+        line.show(f"{len(found) + 1}/{total} {report.name}: {verdict.check}")
+
+    for row in rows(groups, only=only, limit=limit, show=show):
         found.append(row)
         if only is None:
             write_verdict(store, row.report)
-        progress.row(row)
-    progress.line.clear()
-    for path, kind in zip(out, kinds, strict=True):
-        write(path, as_text(found, kind))
-    return Answer(json.loads(as_text(found, "json")), [] if out else as_text(found, "md").split("\n"))
-
-
-class _Progress:
-    """A line on a terminal, a line for each optimizer elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self.done, self.total, self.line = 0, total, StatusLine()
-
-    def show(self, report: Report, verdict: Verdict) -> None:
-        """Show a verdict."""
-        self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
-
-    def row(self, row: Row) -> None:
-        """Show the result of an optimizer."""
-        self.done += 1
-        if not self.line.live:
-            said = row.report.headline() if row.report.built else "not built"
-            say(f"{self.done}/{self.total} {row.report.name}: {said}")
+        if not line.live:
+            say(f"{len(found)}/{total} {row.report.name}: {row.report.headline() if row.report.built else 'not built'}")
+    line.clear()
+    for path in out:
+        write(path, as_text(found, path.suffix[1:]))
+    return Answer(lambda: json.loads(as_text(found, "json")), [] if out else as_text(found, "md").split("\n"))

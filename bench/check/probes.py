@@ -3,8 +3,6 @@
 import os
 import sys
 import sysconfig
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +12,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.check.steps import Stepper
-from optimizers.closures import once_known
-
 # Operations that need values on the host, to return them or to know the size of the result.
 _READS = {
-    "_local_scalar_dense",
-    "is_nonzero",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "equal",
-    "bincount",
+    *("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"),
+    *("equal", "bincount"),
 }
 # Methods without an operation if the tensor is already on the host.
 _METHODS = {"cpu", "numpy", "tolist", "__array__"}
-
-
 _SUITE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def place() -> str:
-    """File and line of the running code, outside the kit, torch and Python; else in torch's optimizers.
-
-    Returns:
-        `FILE, line N`, or nothing.
-    """
+    """`FILE, line N` of the running code, outside the kit, torch and Python; else in torch's optimizers, or nothing."""
     frame: Any = sys._getframe(1)
     within = ""
     while frame is not None:
@@ -66,7 +48,7 @@ class Reads(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.there: dict[int, Any] = {}  # keep storages alive, so that no other takes their address
+        self.storages: dict[int, Any] = {}  # kept alive, so that no other takes their address
         self.reads: list[str] = []
         self.methods = _Methods(self)
 
@@ -85,23 +67,23 @@ class Reads(TorchDispatchMode):
 
     def given(self, tensors: list[Tensor]) -> None:
         """Mark tensors as on the device."""
-        self.there |= {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
+        self.storages |= {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
 
-    def is_there(self, tensors: list[Tensor]) -> bool:
+    def on_device(self, tensors: list[Tensor]) -> bool:
         """Whether one of them is on the device."""
-        return any(t.untyped_storage()._cdata in self.there for t in tensors)
+        return any(t.untyped_storage()._cdata in self.storages for t in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and note it."""
         kwargs = kwargs or {}
         name = func.name().removeprefix("aten::").partition(".")[0]
         inputs = _tensors((args, kwargs))
-        there = self.is_there(inputs)
-        if there and (name in _READS or _masked(name, args)):
+        on_device = self.on_device(inputs)
+        if on_device and (name in _READS or _masked(name, args)):
             self.note(name)
         out = func(*args, **kwargs)
-        if there or (not inputs and kwargs.get("device") is not None):
-            self.given(_tensors(out) + (inputs if there and func._schema.is_mutable else []))
+        if on_device or (not inputs and kwargs.get("device") is not None):
+            self.given(_tensors(out) + (inputs if on_device and func._schema.is_mutable else []))
         return out
 
 
@@ -117,7 +99,7 @@ class _Methods(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         to_host = name == "to" and "cpu" in [a for a in (*args, *kwargs.values()) if isinstance(a, str)]
-        if (name in _METHODS or to_host) and self.of.is_there(_tensors(args[:1])):
+        if (name in _METHODS or to_host) and self.of.on_device(_tensors(args[:1])):
             self.of.note(name)
         return func(*args, **kwargs)
 
@@ -130,64 +112,29 @@ def _masked(name: str, args: Any) -> bool:
 
 
 class Memory(TorchDispatchMode):
-    """Sums the bytes of live tensors created by operations.
+    """Sums the bytes of live tensors created by operations; `peak` is the largest sum since it was last set."""
 
-    Args:
-        peaks: whether to check after each operation, which is slow.
-
-    Attributes:
-        peak: largest sum since it was last set.
-        places: whether to record where tensors are created.
-    """
-
-    def __init__(self, *, peaks: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int, str]] = {}
-        self.peaks, self.peak, self.places = peaks, 0, False
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and record its results."""
         kwargs = kwargs or {}
-        known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        inputs = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
         for t in _tensors(out):
             storage = t.untyped_storage()
-            if storage._cdata not in known:
-                self.given([t], place() if self.places else "")
-        if self.peaks:
-            self.peak = max(self.peak, self.now())
+            if storage._cdata not in inputs:
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, self.now())
         return out
-
-    def given(self, tensors: list[Tensor], where: str = "") -> None:
-        """These tensors count as well."""
-        for t in tensors:
-            storage = t.untyped_storage()
-            self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), where)
 
     def now(self) -> int:
         """Live bytes."""
         self.alive = {key: value for key, value in self.alive.items() if not value[0].expired()}
-        return sum(size for _, size, _ in self.alive.values())
-
-    def most(self) -> str:
-        """The recorded place that created the most live memory."""
-        sizes: Counter[str] = Counter()
-        for _, size, where in self.alive.values():
-            sizes[where] += size * bool(where)
-        return max(sizes, key=sizes.__getitem__, default="")
-
-
-def watched(stepper: Stepper, watch: Any) -> None:
-    """One step with observation of the optimizer's part; weights, gradients and loss are given."""
-
-    def by(closure: Callable[[], Tensor], **keywords: Tensor) -> None:
-        loss = closure()
-        stepper.calls[-1] = 0
-        watch.given([*stepper.params, *(p.grad for p in stepper.params), loss])
-        with watch:
-            stepper.optimizer.step(once_known(loss, stepper.params, closure), **keywords)
-
-    stepper.step(by=by)
+        return sum(size for _, size in self.alive.values())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -16,14 +16,9 @@ Word = Literal["pass", "fail", "not applicable", "error"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a check.
+    """Result of a check: `error` if the optimizer raised an exception, ended its process, or did not finish.
 
-    Attributes:
-        check: its name.
-        verdict: `error` if the optimizer raised an exception, ended its process, or did not finish.
-        measured: the number that is too large, or that is reported; None if there is none.
-        note: what was found, or why the check does not apply.
-        seconds: duration.
+    `measured` is the number that is too large, if any; `note` says what was seen, or why the check does not apply.
     """
 
     check: str
@@ -40,14 +35,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on an optimizer or a task.
+    """All verdicts on an optimizer or a task, in the order of the catalogue.
 
-    Attributes:
-        name: as requested.
-        options: given hyperparameters.
-        about: target, package, versions, and constructor arguments; empty if it could not be loaded.
-        verdicts: in the order of the catalogue.
-        kind: optimizer or task.
+    `about` has target, package, versions, and constructor arguments; it is empty if it could not be loaded.
     """
 
     name: str
@@ -84,13 +74,10 @@ class Report:
 
     def headline(self) -> str:
         """Faults, and failures that cost speed: `1 fault (changes results: groups); costs speed: syncs`."""
-        by = {group: list(names) for group, names in groupby(self.failed, lambda name: self.catalogue[name].group)}
-        words = [f"{group}: {', '.join(names)}" for group, names in by.items() if group in SERIOUS]
-        n = len(self.serious)
-        slow = by.get("costs speed", [])
-        return (f"{counted(n, 'fault')} ({'; '.join(words)})" if n else "no fault") + (
-            f"; costs speed: {', '.join(slow)}" if slow else ""
-        )
+        by = {g: ", ".join(names) for g, names in groupby(self.failed, lambda name: self.catalogue[name].group)}
+        faults = "; ".join(f"{group}: {names}" for group, names in by.items() if group in SERIOUS)
+        slow = f"; costs speed: {by['costs speed']}" if "costs speed" in by else ""
+        return (f"{counted(len(self.serious), 'fault')} ({faults})" if faults else "no fault") + slow
 
     def __getitem__(self, check: str) -> Verdict:
         return {verdict.check: verdict for verdict in self.verdicts}[check]
@@ -100,17 +87,16 @@ class Report:
         lines = []
         for group in GROUPS:
             members = [v for v in self.verdicts if self.catalogue[v.check].group == group]
-            members.sort(key=lambda v: v.ok)
             lines += [group] * bool(members)
-            for v in members:
-                number = f"{v.measured:.2g}" if v.ok and v.measured is not None else ""
-                lines.append(f"  {v.check:<18} {v.verdict:<14} {number}{v.note}".rstrip())
+            for v in sorted(members, key=lambda v: v.ok):
+                lines.append(f"  {v.check:<18} {v.verdict:<14} {v.note}".rstrip())
         for name in self.failed:
             check = self.catalogue[name]
             lines += ["", f"{name} ({check.group}): {check.meaning}", f"  {check.advice}"]
         count = Counter(v.verdict for v in self.verdicts)
-        words = [word for word in ("pass", "fail", "error", "not applicable") if count[word]]
-        total = ", ".join(f"{count[word]} {word}" for word in words)
+        total = ", ".join(
+            f"{count[word]} {word}" for word in ("pass", "fail", "error", "not applicable") if count[word]
+        )
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
@@ -141,8 +127,8 @@ def write_verdict(store: Path, report: Report) -> Path:
     from bench.store.files import making, write_json
     from bench.store.reports import check_path
 
-    about, rest = report.about, report.options.get(REST)
-    path = check_path(store, report.name, about.get("version"), about.get("package"), rest)
+    about = report.about
+    path = check_path(store, report.name, about.get("version"), about.get("package"), report.options.get(REST))
     with making(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report.as_json(), indent=1)
@@ -167,12 +153,12 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    if record.options != written(options) or record.versions != versions:
+    words = [each["verdict"] for each in record.verdicts]
+    whole = [each["check"] for each in record.verdicts] == [*catalogue()] and "error" not in words
+    if record.options != written(options) or record.versions != versions or not whole:
         return None
-    about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
     fields = [{key: each[key] for key in Verdict.__dataclass_fields__} for each in record.verdicts]
     for values in fields:
         values["measured"] = None if values["measured"] is None else float(values["measured"])  # may be the word inf
-    verdicts = tuple(Verdict(**values) for values in fields)
-    whole = [v.check for v in verdicts] == [*catalogue()] and all(v.verdict != "error" for v in verdicts)
-    return Report(name, options, about, verdicts) if whole else None
+    about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
+    return Report(name, options, about, tuple(Verdict(**values) for values in fields))

@@ -1,6 +1,5 @@
 """Runs the checks through pytest in a process of its own: an optimizer may raise, hang, print, fork or end it."""
 
-import functools
 import json
 import os
 import pickle
@@ -8,13 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Report, Verdict
@@ -22,15 +22,18 @@ from bench.config.options import is_none
 from bench.errors import UserError, check_known
 from bench.machine import crowding
 from bench.process import ROOT, python_command
-from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from tasks import TASKS
 
 LIMIT = 30.0
 """Seconds that one check may take; more in proportion on a machine with more runnable processes than processors."""
+FOLDER, REQUESTS, EVENTS = "BENCH_CHECK_FOLDER", "requests", "events"
+"""The environment variable with the folder of a request, and the files in it."""
 Show = Callable[[Report, Verdict], None]
 """Receives the report on an optimizer so far, and the new verdict."""
 
+_ENDED = {"verdict": "error", "note": "the process ended"}
 _CODE = """
 import json, sys
 root, path, words = json.loads(sys.argv[1])
@@ -46,71 +49,54 @@ def python_with_path(code: str, words: Sequence[str]) -> list[str]:
     return python_command("-c", _CODE + code, json.dumps([str(ROOT), sys.path, list(words)]))
 
 
-@dataclass(frozen=True)
-class Request:
-    """Checks of one optimizer or task.
-
-    Attributes:
-        name: in the registry, `module:Class` or `file.py:Class`.
-        checks: names.
-        options: hyperparameters.
-        spec: replaces the registry's entry.
-        reference: as `bench.check.subject.Subject` takes it, as text.
-        kind: optimizer or task.
-        data: the data folder of a task; None for the default.
-    """
+class Request(NamedTuple):
+    """Checks of one optimizer or task, as `request_of` and `request_of_task` take them."""
 
     name: str
     checks: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    spec: OptimizerSpec | None = None
+    options: dict[str, Any]
     reference: str | None = None
     kind: Kind = "optimizer"
     data: Path | None = None
 
 
 def request_of(
-    target: Any,
+    name: str,
     *,
     only: Sequence[str] | None = None,
-    reference: "str | Callable[..., Any] | None" = None,
+    reference: str | None = None,
     options: Mapping[str, Any] | None = None,
     quick: bool = False,
 ) -> Request:
-    """A request to check an optimizer.
+    """A request to check an optimizer: in the registry, `module:Class` or `file.py:Class`.
 
     Args:
-        target: a name in the registry, `module:Class`, `file.py:Class`, a class, a partial of one, or a spec.
+        name: of the optimizer.
         only: names of checks; all if None.
-        reference: see `bench.check.parametrize_with_checks`.
+        reference: name of an optimizer, or `module:function`: see `bench.check.parametrize_with_checks`.
         options: hyperparameters, as values or as words of the command line.
         quick: whether to leave out checks that start processes and trainings.
 
     Raises:
         UserError: there is no such optimizer or check.
     """
-    given = dict(options or {})
-    if isinstance(target, functools.partial):
-        return request_of(
-            target.func, only=only, reference=reference, options={**target.keywords, **given}, quick=quick
-        )
-    spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
-    name = spec.name if spec is not None else _named(target)
-    if spec is None:
-        check_known("optimizer", [name], OPTIMIZERS)
-    formula = reference if reference is None else _named(reference)
-    if is_none(given.get(REST, "")):
-        del given[REST]  # a report names only an optimizer
-    return Request(name, checks_of("optimizer", only, quick=quick), given, spec, formula)
+    options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
+    return Request(_known("optimizer", name, OPTIMIZERS), checks_of("optimizer", only, quick=quick), options, reference)
 
 
 def request_of_task(
     name: str, *, only: Sequence[str] | None = None, options: Mapping[str, Any] | None = None, data: Path | None = None
 ) -> Request:
     """A request to check a task: in the registry, `module:SPEC` or `file.py:SPEC`; else as `request_of`."""
-    checks = checks_of("task", only)
-    check_known("task", [_named(name)], TASKS)
-    return Request(name, checks, dict(options or {}), kind="task", data=data)
+    return Request(_known("task", name, TASKS), checks_of("task", only), dict(options or {}), kind="task", data=data)
+
+
+def _known(kind: Kind, name: str, registry: Any) -> str:
+    place = name.rpartition(":")[0]
+    if place.endswith(".py") and not Path(place).is_file():  # said before torch is imported
+        raise UserError(f"there is no file {place}")
+    check_known(kind, [name], registry)
+    return name
 
 
 def checks_of(kind: Kind, only: Sequence[str] | None, *, quick: bool = False) -> tuple[str, ...]:
@@ -123,29 +109,7 @@ def checks_of(kind: Kind, only: Sequence[str] | None, *, quick: bool = False) ->
     if only is not None and not only:
         raise UserError(f"no check is named; there are {', '.join(known)}")
     check_known("check", only or (), known)
-    chosen = [name for name, check in known.items() if only is None or name in only]
-    return tuple(name for name in chosen if not quick or known[name].quick)
-
-
-def _named(value: Any) -> str:
-    """Name under which another process finds a class or function.
-
-    Raises:
-        UserError: there is no such file, which is said before torch is imported; or it is defined inside a function.
-    """
-    if isinstance(value, str):
-        place = value.rpartition(":")[0]
-        if place.endswith(".py") and not Path(place).is_file():
-            raise UserError(f"there is no file {place}")
-        return value
-    module, name = value.__module__, value.__qualname__
-    if "<" in name:
-        raise UserError(
-            f"{name} is defined inside a function, where other processes cannot find it: move it to the top of its"
-            f" module"
-        )
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
+    return tuple(name for name in known if (only is None or name in only) and (known[name].quick or not quick))
 
 
 def versions() -> dict[str, str]:
@@ -169,64 +133,68 @@ def reports(
     """
     collected: list[Report] = [Report(r.name, r.options, {}, (), r.kind) for r in requests]
     done = 0
-    if any(request.checks for request in requests):
-        for event in _events(requests, limit):
+    with closing(_events(requests, limit)) as events:
+        for event in events:
             if refuse and "refused" in event:
                 raise UserError(event["refused"])
-            number, values = event["verdict"]
-            verdict, report = Verdict(**values), collected[number]
-            about = event.get("about", report.about)
-            collected[number] = replace(report, about=about, verdicts=(*report.verdicts, verdict))
+            report = collected[event["number"]]
+            verdict = Verdict(**{key: event[key] for key in Verdict.__dataclass_fields__ if key in event})
+            report = replace(report, about=event.get("about", report.about), verdicts=(*report.verdicts, verdict))
+            collected[event["number"]] = report
             if show is not None:
-                show(collected[number], verdict)
+                show(report, verdict)
             while done < len(collected) and len(collected[done].verdicts) == len(requests[done].checks):
                 yield collected[done]
                 done += 1
-    yield from collected[done:]
 
 
-def _events(requests: Sequence[Request], limit: float) -> Iterator[dict[str, Any]]:
-    """What the plugin writes: verdicts with the number of their request."""
+def _events(requests: Sequence[Request], limit: float) -> Generator[dict[str, Any], None, None]:
+    """What the tests write: verdicts with the number of their request; a test without one has ended its worker."""
+    if not any(request.checks for request in requests):
+        return
     seconds = limit * crowding()
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as output:
+        folder = Path(name)
         try:
-            Path(folder, "request").write_bytes(pickle.dumps(list(requests)))
+            (folder / REQUESTS).write_bytes(pickle.dumps((list(requests), limit)))
         except Exception as error:
             raise UserError(f"options must be plain values: {error}") from None
-        read, write = os.pipe()
+        (folder / EVENTS).touch()
         words = [
-            *("-p", "bench.check.plugin", "-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider"),
-            *("-c", os.devnull, "--rootdir", folder, "--noconftest", "--bench-pipe", str(write), "-q"),
+            *("-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider", "-q"),
+            *("-c", os.devnull, "--rootdir", name, "--noconftest"),
             # One worker, which xdist replaces if it ends; a timeout in C code ends it too.
             *("-n", "1", "--max-worker-restart", "1000", "--dist", "load", "--timeout", f"{seconds:g}"),
             *("-o", f"faulthandler_timeout={1.5 * seconds + 5:g}", "-o", "faulthandler_exit_on_timeout=true"),
             str(Path(__file__).with_name("suite.py")),
         ]
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
-        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
+        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1", FOLDER: name}
         alone |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
-        alone |= {"BENCH_CHECK_REQUEST": folder, "BENCH_CHECK_LIMIT": str(limit)}
         process = subprocess.Popen(
             python_with_path("import pytest; sys.exit(pytest.main(words))", words),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=(write,),
             env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")} | alone,  # we may be in one
             start_new_session=True,  # its workers and forks end with it
         )
-        os.close(write)
-        count = 0
+        left, running, ended = sum(len(request.checks) for request in requests), {}, False
         try:
-            with open(read) as pipe:  # noqa: PTH123 - a descriptor
-                for line in pipe:
-                    count += 1
-                    yield json.loads(line)
-            process.wait(10)
-            if count < sum(len(request.checks) for request in requests):
+            with (folder / EVENTS).open() as file:
+                while not ended:
+                    ended = process.poll() is not None
+                    for event in [json.loads(line) for line in file.readlines()] + [{}] * ended:
+                        verdict = event if "verdict" in event else running and running | _ENDED
+                        running = {} if "verdict" in event else event
+                        if verdict:
+                            left -= 1
+                            yield verdict
+                    time.sleep(0.02)
+            if left:
                 output.seek(0)
-                said = output.read().decode(errors="replace").strip()[-2000:]
-                raise UserError(f"pytest ended before its work was done:\n{said}")
+                last = output.read().decode(errors="replace").strip()[-2000:]
+                raise UserError(f"pytest ended before its work was done:\n{last}")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,16 +1,20 @@
-"""Small models, steps of an optimizer on them, and gaps between results."""
+"""What all checks share: a small model, steps of an optimizer on it, and comparisons of weights and of state."""
 
+import pickle
 import random
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.optim import Optimizer
 
 from optimizers import OptimizerSpec
 
@@ -18,6 +22,8 @@ STEPS = 6
 """Steps of most checks: enough for momentum and bias corrections, few enough that rounding stays small."""
 ROUNDING = 1e-9
 """Tolerance of a gap: rounding of float64 over a few steps stays below it; a real fault gives 1e-3 and more."""
+MATTERS = 1e-6
+"""A gap that rounding does not explain."""
 SAMPLES, TOKENS, WIDTH = 12, 4, 5
 
 
@@ -36,13 +42,7 @@ def at_most(tolerance: float, measured: float, message: str) -> None:
 
 
 class Attention(nn.Module):
-    """An attention head with a linear readout and a logistic loss with learnable labels.
-
-    Args:
-        dtype: of weights and data.
-        seed: of the weights.
-        matrices: whether all parameters are matrices; else there are vectors among them.
-    """
+    """An attention head with a linear readout and a logistic loss; all parameters may be matrices."""
 
     def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, *, matrices: bool = False) -> None:
         super().__init__()
@@ -67,57 +67,19 @@ class Attention(nn.Module):
         margin = self.labels[rows] * ((seen + x[:, 0]) @ self.values @ self.readout.flatten() + self.bias.flatten())
         return softplus(-margin).sum() / SAMPLES
 
-    def loss(self, rows: slice) -> Tensor:
-        """`forward`."""
-        return self(rows)
+    loss = forward
 
     def reduced(self, loss: Tensor) -> Tensor:
         """The loss of the batch, from the loss of this process."""
         return loss
 
 
-class Quadratic(nn.Module):
-    """Half of the sum of a_i y_i^2 with a from 1 to 10 and y = turn^T w; all components of the start are nonzero.
-
-    Args:
-        turn: an orthogonal matrix, shape (6, 6); the identity if None.
-        matrices: whether w is a matrix with one column, else a vector.
-    """
-
-    def __init__(self, turn: Tensor | None = None, *, matrices: bool = False) -> None:
-        super().__init__()
-        self.turn = torch.eye(6, dtype=torch.float64) if turn is None else turn
-        self.curvature = torch.linspace(1, 10, 6, dtype=torch.float64)
-        start = self.turn @ torch.tensor([1.0, -0.8, 1.2, 0.9, -1.1, 0.7], dtype=torch.float64)
-        self.weight = nn.Parameter(start.view(6, 1) if matrices else start)
-        self.factor = 1.0
-
-    def rows(self, parts: int) -> list[slice]:
-        """One micro-batch."""
-        return [slice(None)]
-
-    def loss(self, rows: slice) -> Tensor:
-        """The value, times `factor`."""
-        return self.factor * 0.5 * (self.curvature * (self.turn.T @ self.weight.flatten()).square()).sum()
-
-    def reduced(self, loss: Tensor) -> Tensor:
-        """The loss itself."""
-        return loss
-
-
 class Stepper:
-    """A model and an optimizer, stepped so that every protocol works: gradients are in `.grad` before `step(closure)`,
-    and the closure, as torch documents it, clears them and evaluates again.
+    """A model and an optimizer (None if only the model is evaluated); `calls` counts those of the closure, by step.
 
-    Args:
-        spec: of the optimizer.
-        model: has `rows`, `loss` and `reduced`, such as `Attention`.
-        optimizer: None for a model whose loss and gradients are only evaluated.
-        seeds: the first step's seed.
-
-    Attributes:
-        calls: of the closure, by step.
-    """  # noqa: D205 - one sentence
+    Every protocol works: gradients are in `.grad` before `step(closure)`, and the closure, as torch documents it,
+    clears them and evaluates again.
+    """
 
     def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
         self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
@@ -138,14 +100,8 @@ class Stepper:
                 total = total + loss.detach()
         return self.model.reduced(total)
 
-    def step(self, parts: int = 1, *, norms: bool = False, by: Callable[..., Any] | None = None) -> Any:
-        """One step; returns what it returned.
-
-        Args:
-            parts: micro-batches.
-            norms: whether to pass the norms that `step` accepts as keywords.
-            by: callable with closure and keywords; the optimizer's `step` if None.
-        """
+    def step(self, parts: int = 1, by: Callable[..., Any] | None = None) -> Any:
+        """One step of so many micro-batches, by a function of the closure or the optimizer's own `step`."""
         seed(self.seeds + len(self.calls))
         self.backward(parts)
         self.calls.append(0)
@@ -154,10 +110,7 @@ class Stepper:
             self.calls[-1] += 1
             return self.backward(parts)
 
-        keywords: dict[str, Tensor] = {}
-        if norms:
-            keywords = dict.fromkeys(self.spec.step_keywords, flat([p.grad for p in self.params]).norm())
-        return (by or self.optimizer.step)(closure, **keywords)
+        return (by or self.optimizer.step)(closure)
 
     def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
         """Several steps; returns itself."""
@@ -171,9 +124,13 @@ class Stepper:
 
     def moved(self) -> bool:
         """Whether a weight has changed."""
-        return not all(map(torch.equal, self.params, self.start))
+        return not equal(self.params, self.start)
 
-    def set_lr(self, factor: float) -> None:
+    def has_lr(self) -> bool:
+        """Whether each group has a number as lr."""
+        return all(isinstance(group.get("lr"), float | int | Tensor) for group in self.optimizer.param_groups)
+
+    def scale_lr(self, factor: float) -> None:
         """Multiply the learning rate of every group."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * factor
@@ -185,8 +142,8 @@ def _draw(seed: int, *shape: int) -> Tensor:
 
 def gradients(shapes: Iterable[Sequence[int]], step: int) -> list[Tensor]:
     """Synthetic gradients of a step, always the same."""
-    random = torch.Generator().manual_seed(step)
-    return [0.3 * torch.randn(tuple(shape), generator=random, dtype=torch.float64) for shape in shapes]
+    generator = torch.Generator().manual_seed(step)
+    return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def values(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -197,6 +154,11 @@ def values(tensors: Iterable[Tensor]) -> list[Tensor]:
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All elements as one float64 vector."""
     return torch.cat([t.detach().double().reshape(-1) for t in tensors])
+
+
+def equal(a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
+    """Whether all tensors are equal, NaN to NaN too."""
+    return all(torch.equal(x.detach().nan_to_num(), y.detach().nan_to_num()) for x, y in zip(a, b, strict=True))
 
 
 def gap(a: Sequence[Tensor], b: Sequence[Tensor], start: Sequence[Tensor]) -> float:
@@ -214,3 +176,75 @@ def seed(number: int) -> None:
     torch.default_generator.manual_seed(number)
     np.random.seed(number)
     random.seed(number)
+
+
+def generators() -> dict[str, Any]:
+    """The states of the global generators."""
+    _, keys, *rest = np.random.get_state()
+    return {
+        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
+        "numpy's generator": (np.asarray(keys).tobytes(), *rest),
+        "Python's generator": random.getstate(),
+    }
+
+
+def _copied(tensor: Tensor) -> Any:
+    return tensor.detach().clone()
+
+
+def leaves(
+    value: Any,
+    place: str = "",
+    *,
+    of: Callable[[Tensor], Any] = _copied,
+    depth: int = 8,
+    seen: set[int] | None = None,
+) -> dict[str, Any]:
+    """Tensors (as `of` gives them), numbers, words and states of generators in containers and objects, by place."""
+    if value is None or isinstance(value, int | float | str):
+        return {place: value}
+    if isinstance(value, Tensor):
+        return {place: of(value)}
+    if isinstance(value, torch.Generator):
+        return {place: value.get_state().numpy().tobytes()}
+    if isinstance(value, random.Random | np.random.Generator):
+        return {place: pickle.dumps(value)}
+    seen = seen if seen is not None else set[int]()
+    if id(value) in seen or not depth or isinstance(value, type | nn.Module | ModuleType) or callable(value):
+        return {}
+    seen.add(id(value))
+    if isinstance(value, Optimizer):
+        usual = vars(torch.optim.SGD([torch.zeros(1)]))
+        others = {f"self.{name}": member for name, member in vars(value).items() if name not in usual}
+        members = {f"{place}{name}": member for name, member in {"state_dict()": value.state_dict(), **others}.items()}
+    elif isinstance(value, Mapping):  # keyed by tensors, which are others after loading
+        keys = [i if isinstance(key, Tensor) else key for i, key in enumerate(value)]
+        members = {f"{place}[{key!r}]" if place else str(key): value[k] for key, k in zip(keys, value, strict=True)}
+    elif isinstance(value, list | tuple | set | deque):
+        members = {f"{place}[{i}]": member for i, member in enumerate(value)}
+    else:
+        members = {f"{place}.{name}": member for name, member in getattr(value, "__dict__", {}).items()}
+    return {
+        k: v for at, member in members.items() for k, v in leaves(member, at, of=of, depth=depth - 1, seen=seen).items()
+    }
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float = 0.0) -> str:
+    """Where two results of `leaves` first differ by more than a tolerance, relative to the largest element."""
+    for place, a in one.items():
+        if place not in other:
+            return f"{place} is missing"
+        b = other[place]
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if (a.dtype, a.shape) != (b.dtype, b.shape):
+                kinds = [f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in (b, a)]
+                return f"{place} is {kinds[0]} in place of {kinds[1]}"
+            a, b = a.nan_to_num(), b.nan_to_num()
+            if not (torch.equal(a, b) or (tolerance and bool(((a - b).abs() <= tolerance * a.abs().max()).all()))):
+                return f"{place} differs"
+        elif isinstance(a, bytes):
+            if a != b:
+                return f"{place} is in another state"
+        elif type(a) is not type(b) or (a != b and a == a):
+            return f"{place} is {b!r} in place of {a!r}"
+    return next((f"{place} is new" for place in other if place not in one), "")

@@ -2,27 +2,24 @@
 
 import functools
 import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.check.steps import Attention, Quadratic, Stepper, seed
-from bench.config.options import MISSING, optimizer_options, parse_options, rest_of
+from bench.check.steps import Attention, Stepper, generators, leaves, seed
+from bench.config.options import MISSING, optimizer_options, parse_options
 from bench.errors import UserError, unknown
 from bench.text import is_number
-from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, Traits
+from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.adapters import adapted
 from optimizers.groups import REST, split_rest
-from optimizers.hybrid import Hybrid, takes_names
+from optimizers.hybrid import takes_names
 from optimizers.plugins import Origin, load, provenance
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
@@ -37,18 +34,17 @@ class Subject:
     Args:
         target: a class, a `functools.partial` of one, an `OptimizerSpec`, a name of the registry, `module:Class` or
             `file.py:Class`.
-        given: hyperparameters, as words of the command line or as values.
+        given: hyperparameters, as words of the command line or as values; those of another method for the rest
+            (`rest`) are left out, since each method is checked by itself.
         reference: what its steps must equal: another optimizer, in any form of `target`, or a function of flat vectors
             (`bench.check.numerics.check_reference`), or its `module:function`. By default the spec's own.
         limit: seconds that one check may take.
 
     Attributes:
-        arguments: of its constructor. Caps on the step are disabled unless given, since an active cap would hide the
-            loss and the norm from the checks.
+        arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
         hparams: all of the constructor's arguments by name.
-        matrices: whether it takes only matrices; it is then checked on models of matrices.
-        by_role: whether it needs the roles of parameters: for another method for the rest (`--opt.rest`), or for
-            groups with `use_muon`.
+        matrices: whether it takes only matrices, and is checked on them.
+        by_role: whether it takes only groups with `use_muon`, and gets them.
 
     Raises:
         UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
@@ -61,44 +57,35 @@ class Subject:
         if isinstance(target, functools.partial):
             target, given = target.func, {**target.keywords, **given}
         self.spec = spec = spec_of(target)
-        self.cls, self.reference = spec.cls, reference or spec.reference
-        rest = rest_of(spec, given) if REST in given else None
-        given, others = split_rest(given)
+        self.reference, self.rest = reference or spec.reference, given.get(REST)
+        given, _ = split_rest(given)
         options = optimizer_options(spec)
         if "lr" in options and options["lr"].default is MISSING:
             given = {"lr": _LR, **given}
-        signature = inspect.signature(self.cls).parameters
+        signature = inspect.signature(spec.cls).parameters
         # What no command line can say, such as the class of a base optimizer in a `functools.partial`.
         direct = {k: v for k, v in given.items() if k in signature and (k not in options or isinstance(v, Tensor))}
         values = parse_options("opt", options, {k: v for k, v in given.items() if k not in direct})
         chosen = [name for name in options if name in given or name in spec.defaults]
         self.arguments = {name: values[name] for name in chosen if values[name] != TASK_VALUE} | direct
-        for name in _CAPS:
-            if name in options and name not in given:
-                self.arguments |= self._lifted(name)
-        own = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
-        self.hparams: dict[str, Any] = own | self.arguments
-        self.matrices, self.by_role = False, rest is not None
-        self._flags = False
-        if rest is not None:
-            self._join(OPTIMIZERS[rest], others)
-        elif not self._steps((4, 3), (3,)):
+        for cap in _CAPS:
+            if cap in options and cap not in given:
+                try:
+                    spec.cls([nn.Parameter(torch.zeros(1))], **{**self.arguments, cap: inf})
+                except Exception:
+                    continue  # it must be finite
+                self.arguments[cap] = inf
+        defaults = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
+        self.hparams: dict[str, Any] = defaults | self.arguments
+        self.matrices = self.by_role = False
+        if not self._steps((4, 3), (3,)):
             self.matrices = self._steps((4, 3), (3, 1))
             if not self.matrices:
-                self._flags = True
-                self._flags = self.by_role = self._steps((4, 3), (3,))
+                self.by_role = True
+                self.by_role = self._steps((4, 3), (3,))
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}>"
-
-    def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
-        """Use another method for all parameters except matrices."""
-        values = parse_options(f"opt.{REST}", optimizer_options(rest), given)
-        values = {name: value for name, value in values.items() if value != TASK_VALUE}
-        self.cls = Joint(self.cls, self.lr, rest.cls, values)
-        traits = {name: any(getattr(spec.traits, name) for spec in (self.spec, rest)) for name in vars(Traits())}
-        most = max(self.spec.temporaries, rest.temporaries)
-        self.spec = replace(self.spec, traits=Traits(**traits), temporaries=most, update=None)
 
     def _steps(self, *shapes: tuple[int, ...]) -> bool:
         """Whether it steps on parameters of these shapes."""
@@ -113,39 +100,19 @@ class Subject:
         """A fresh attention head."""
         return Attention(dtype, seed, matrices=self.matrices)
 
-    def quadratic(self, turn: Tensor | None = None) -> Quadratic:
-        """A fresh quadratic in rotated coordinates."""
-        return Quadratic(turn, matrices=self.matrices or self.by_role)
-
-    def _lifted(self, cap: str) -> dict[str, float]:
-        try:
-            self.cls([nn.Parameter(torch.zeros(1))], **{**self.arguments, cap: inf})
-        except Exception:
-            return {}  # it must be finite
-        return {cap: inf}
-
     @cached_property
     def draws(self) -> bool:
-        """Whether its steps draw random numbers, from any generator of torch or the global ones of numpy and Python."""
-        seen: list[str] = []
+        """Whether its steps draw random numbers from the global generators, or it holds a generator."""
+        stepper, states = self.stepper(), list[Any]()
 
-        class Draws(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if torch.Tag.nondeterministic_seeded in func.tags:
-                    seen.append(str(func))
-                return func(*args, **(kwargs or {}))
-
-        stepper = self.stepper()
-
-        def by(closure: Any, **keywords: Any) -> None:
-            before = str(np.random.get_state()), random.getstate()
-            with Draws():
-                stepper.optimizer.step(closure, **keywords)
-            if before != (str(np.random.get_state()), random.getstate()):
-                seen.append("numpy or Python")
+        def by(closure: Any) -> None:
+            before = generators()
+            stepper.optimizer.step(closure)
+            states.append(before != generators())
 
         stepper.run(2, by=by)
-        return bool(seen) or any(isinstance(v, np.random.Generator) for v in vars(stepper.optimizer).values())
+        held = leaves(stepper.optimizer) | leaves(vars(type(stepper.optimizer)))
+        return any(states) or any(isinstance(value, bytes) for value in held.values())
 
     def refuse_chance(self) -> None:
         """Skip a check for optimizers that draw random numbers, which depend on the layout of tensors."""
@@ -158,20 +125,21 @@ class Subject:
             pytest.skip("it differentiates gradients, and synthetic or averaged gradients have no graph")
 
     @property
-    def kernels(self) -> list[dict[str, Any]]:
-        """Further arguments of the constructor: none, and those for the kernels of a GPU, if it takes them."""
-        return [{}, {"foreach": True}] if "foreach" in self.hparams and not self.hparams.get("fused") else [{}]
-
-    @property
     def lr(self) -> float | None:
         """The learning rate that the constructor takes, or None."""
         lr = self.hparams.get("lr")
         return float(lr) if is_number(lr) or isinstance(lr, Tensor) else None
 
+    @property
+    def without_decay(self) -> dict[str, Any]:
+        """The argument that turns weight decay off, which may be relative to the initial lr; none without decay."""
+        decay = self.hparams.get("weight_decay")
+        return {"weight_decay": 0 * decay} if is_number(decay) else {}
+
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
-        params = list(params) if self._flags or takes_names(self.spec.cls) else params
-        if self._flags:
+        params = list(params) if self.by_role or takes_names(self.spec.cls) else params
+        if self.by_role:
             params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
         elif takes_names(self.spec.cls):
             if any(isinstance(each, dict) for each in params):
@@ -179,7 +147,7 @@ class Subject:
             params = [(f"weight_{i}", p) for i, p in enumerate(params)]
         if seeded is not None:
             seed(seeded)
-        return in_training(self.cls(params, **{**self.arguments, **more}))
+        return in_training(self.spec.cls(params, **{**self.arguments, **more}))
 
     def stepper(
         self,
@@ -188,14 +156,7 @@ class Subject:
         arguments: Mapping[str, Any] | None = None,
         seeded: int = 0,
     ) -> Stepper:
-        """A model with an optimizer.
-
-        Args:
-            model: a module with `loss(rows)`; the attention head in float64 if None.
-            groups: from its parameters to what the constructor takes.
-            arguments: of the constructor, in addition to or instead of the subject's.
-            seeded: first seed of the global generators.
-        """
+        """A model (the attention head in float64 if None) with an optimizer of its `groups`, with more `arguments`."""
         model = self.attention() if model is None else model
         optimizer = self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {}))
         return Stepper(self.spec, model, optimizer, seeded)
@@ -210,25 +171,26 @@ class Subject:
         optimizer.step(lambda: loss)
 
     def variants(self) -> Iterator[tuple[str, str, list[Any]]]:
-        """Each number and flag of the constructor: a label, the argument's name, other values to try."""
+        """Each number and flag of the constructor, except kernels: a label, the argument's name, other values."""
         for name, value in self.hparams.items():
+            if name in KERNELS:
+                continue
             if isinstance(value, bool):
                 yield name, name, [not value]
             elif is_number(value):
-                yield name, name, other_values(value)
+                yield name, name, _other_values(value)
             elif isinstance(value, tuple | list) and value and all(map(is_number, value)):
                 for i, element in enumerate(value):
-                    others = [[*value[:i], x, *value[i + 1 :]] for x in other_values(element)]
+                    others = [[*value[:i], x, *value[i + 1 :]] for x in _other_values(element)]
                     yield f"{name}[{i}]", name, [type(value)(other) for other in others]
 
+    def settings(self) -> list[tuple[str, dict[str, Any]]]:
+        """The defaults, and every other value of each number and flag, as arguments with a label."""
+        others = [(f"{name}={value}", {name: value}) for _, name, many in self.variants() for value in many]
+        return [("the defaults", {}), *others]
 
-def without_decay(subject: Subject) -> dict[str, Any]:
-    """The argument that turns weight decay off, which may be relative to the initial lr; none if it has no decay."""
-    decay = subject.hparams.get("weight_decay")
-    return {"weight_decay": 0 * decay} if is_number(decay) else {}
 
-
-def other_values(value: float) -> list[Any]:
+def _other_values(value: float) -> list[Any]:
     """Numbers to try until one changes the steps."""
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2] if value else [1, 0.1, 3]
@@ -267,45 +229,10 @@ def reference_of(value: Any) -> Any:
     return value if is_function else Subject(value)
 
 
-class Joint:
-    """A method for matrices and another for the rest, combined as one class.
-
-    Args:
-        first: class of the method for matrices.
-        lr: its learning rate, or None.
-        rest: class of the other.
-        arguments: of the other's constructor; its lr follows that of the first, in proportion.
-    """
-
-    def __init__(self, first: Any, lr: float | None, rest: Any, arguments: Mapping[str, Any]) -> None:
-        self.first, self.lr, self.rest, self.arguments = first, lr, rest, arguments
-
-    def __call__(self, params: Any, **arguments: Any) -> Any:
-        """The optimizer of parameters or groups; values of a group other than lr are the first method's."""
-        params = list(params)
-        others = [{"params": group["params"], **self._in_proportion(group)} for group in _split(params, matrices=False)]
-        parts = []
-        if matrices := _split(params, matrices=True):
-            parts.append(self.first(matrices, **arguments))
-        if others:
-            parts.append(self.rest(others, **{**self.arguments, **self._in_proportion(arguments)}))
-        return Hybrid(parts)
-
-    def _in_proportion(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        if not self.lr or "lr" not in values or "lr" not in self.arguments:
-            return {}
-        return {"lr": self.arguments["lr"] * values["lr"] / self.lr}
-
-
 def _split(params: Sequence[Any], *, matrices: bool) -> list[dict[str, Any]]:
     """The groups' matrices, or all else, as groups."""
-    groups = [each if isinstance(each, dict) else {"params": [each]} for each in params]
-    if all(len(group) == 1 for group in groups):
-        groups = [{"params": [p for group in groups for p in group["params"]]}]
-    parts = [
-        {**group, "params": [p for p in group["params"] if (p.ndim == 2 and p.numel() > 0) is matrices]}
-        for group in groups
-    ]
+    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+    parts = [{**group, "params": [p for p in group["params"] if (p.ndim == 2) is matrices]} for group in groups]
     return [group for group in parts if group["params"]]
 
 

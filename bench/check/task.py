@@ -2,21 +2,21 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from lightning.pytorch.plugins import DoublePrecision
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, Fault, at_most, gap, values
+from bench.check.steps import ROUNDING, Fault, at_most, equal, gap, values
 from bench.config.run_config import RunConfig, resolve
 from bench.lanes.runs import make_lanes
 from bench.train.runner import build, make_trainer, quiet
@@ -28,10 +28,10 @@ STEPS = 6
 _BATCH = 13  # cut into micro-batches of 4, 4 and 5
 _ROWS = 50_000  # examined rows of a split
 _LR = 0.05
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass
-class Run:
+class Run(NamedTuple):
     """Result of a short training: initial and final weights, in order, and the loss of each step."""
 
     start: list[Tensor]
@@ -53,10 +53,6 @@ class TaskSubject:
         opt: the optimizer.
         hparams: its settings, as `opt.NAME`.
 
-    Attributes:
-        arguments: the given options.
-        batch: samples of a batch.
-
     Raises:
         UserError: there is no such task or option, or data are missing.
     """
@@ -70,45 +66,33 @@ class TaskSubject:
         hparams: Mapping[str, Any] = MappingProxyType({"opt.lr": _LR}),
     ) -> None:
         self.spec, self.arguments = TASKS[name], dict(given)
-        self._settings: dict[str, Any] = {
-            "task": name,
-            "opt": opt,
-            **hparams,
-            "device": "cpu",
-            "precision": "64-true",
-            "trainer.max_steps": STEPS,
-            "store": tempfile.gettempdir(),
-        }
+        fixed = {"device": "cpu", "precision": "64-true", "trainer.max_steps": STEPS, "store": tempfile.gettempdir()}
+        self._settings: dict[str, Any] = {"task": name, "opt": opt, **hparams, **fixed}
         self._settings |= {} if data is None else {"data": data}
         self._settings |= {f"task.{option}": value for option, value in given.items()}
         self.batch = min(_BATCH, self.make().data.sizes["train"])
         self._settings["trainer.batch_size"] = self.batch
         self.make()
 
-    def config(self, **more: Any) -> RunConfig:
-        """A configuration of few steps; `more` has `__` in place of dots."""
-        return resolve(self._settings | {name.replace("__", "."): value for name, value in more.items()})
+    def config(self, more: Mapping[str, Any] = _NONE) -> RunConfig:
+        """A configuration of few steps, with further settings."""
+        return resolve({**self._settings, **more})
 
     def make(self) -> Any:
         """The task, with weights initialised from the seed."""
         return build(self.config())[0]
 
-    def run(self, steps: int = STEPS, begin: Path | None = None, end: Path | None = None, **more: Any) -> Run:
-        """Train.
-
-        Args:
-            steps: after which to stop.
-            begin: a checkpoint to resume from.
-            end: where to save one.
-            more: settings.
-        """
-        config = self.config(**more)
+    def run(
+        self, more: Mapping[str, Any] = _NONE, *, stop: int = STEPS, begin: Path | None = None, end: Path | None = None
+    ) -> Run:
+        """Train up to a step, with further settings, from a checkpoint; `end` is where to save one."""
+        config = self.config(more)
         task = build(config)[0]
         trained = [p for p in task.parameters() if p.requires_grad]
         start = values(trained)
         with quiet():
             trainer = make_trainer(config, [])
-            trainer.fit(task, _Steps(task, steps), ckpt_path=begin, weights_only=True)
+            trainer.fit(task, _Steps(task, stop), ckpt_path=begin, weights_only=True)
             if end is not None:
                 trainer.save_checkpoint(end)
         return Run(start, values(trained), [float(row.loss) for row in task.record.curve])
@@ -133,10 +117,10 @@ def check_builds(task: TaskSubject) -> str:
     run = task.run()
     if not all(map(isfinite, run.losses)):
         raise Fault(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
-    if all(map(torch.equal, run.weights, run.start)):
+    if equal(run.weights, run.start):
         raise Fault("six steps change no weight: no gradient reaches the parameters")
-    found = Counter(parameter.role for parameter in task.make().parameter_roles())
-    roles = ", ".join(f"{found[role]} {role}" for role in ROLES if found[role])
+    count = Counter(parameter.role for parameter in task.make().parameter_roles())
+    roles = ", ".join(f"{count[role]} {role}" for role in ROLES if count[role])
     return f"loss {run.losses[0]:.4g}, after {STEPS - 1} steps {run.losses[-1]:.4g}; {roles}"
 
 
@@ -149,7 +133,7 @@ def check_deterministic(task: TaskSubject) -> None:
     """
     first = task.run()
     at_most(0, task.run().gap(first), "the gap of two equal runs is")
-    if task.run(seed=1).gap(first) <= ROUNDING:
+    if task.run({"seed": 1}).gap(first) <= ROUNDING:
         raise Fault("seed 1 gives the same run as seed 0: weights and samples ignore the seed")
 
 
@@ -161,9 +145,8 @@ def check_micro_batches(task: TaskSubject) -> None:
     independent rows: no batch normalisation, no sum; random numbers come from `randomness.uniform`, and weights of rows
     are divided by the split's mean.
     """
-    whole = task.run()
-    cut = task.run(trainer__micro_batch_size=-(-task.batch // 3))
-    at_most(ROUNDING, cut.gap(whole), "the gap to whole batches is")
+    cut = task.run({"trainer.micro_batch_size": -(-task.batch // 3)})
+    at_most(ROUNDING, cut.gap(task.run()), "the gap to whole batches is")
 
 
 @group("changes results")
@@ -181,7 +164,7 @@ def resumed_gap(task: TaskSubject) -> float:
     whole = task.run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
-        task.run(STEPS // 2, end=path)
+        task.run(stop=STEPS // 2, end=path)
         torch.manual_seed(1)  # as in another process
         return task.run(begin=path).gap(whole)
 
@@ -192,23 +175,19 @@ def check_dropout(subject: TaskSubject) -> str:
 
     Mend: create an `nn.Dropout` for each place of the model.
     """
-    task = subject.make()
+    task, calls = subject.make(), Counter[str]()
     task.configure_model()
-    calls: Counter[str] = Counter()
     for name, module in task.named_modules():
         if isinstance(module, BatchDropout):
             module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
-    rows = slice(0, subject.batch)
+    task.randomness.rows = rows = slice(0, subject.batch)
     task.data.to(task.device, task.dtype)
-    task.randomness.rows = rows
     with DoublePrecision().forward_context():
         task.loss(task.data.batch("train", rows, task.randomness))
-    if not calls:
-        return "no dropout"
-    (most, count), *_ = calls.most_common(1)
-    if count > 1:
-        raise Fault(f"{most} is called {count} times", count - 1)
-    return f"{len(calls)} dropouts"
+    for name, count in calls.items():
+        if count > 1:
+            raise Fault(f"{name} is called {count} times", count - 1)
+    return f"{len(calls) or 'no'} dropout{'s' * (len(calls) > 1)}"
 
 
 @group("changes results")
@@ -220,15 +199,21 @@ def check_lanes(task: TaskSubject) -> None:
     """
     if not task.spec.lanes:
         pytest.skip("its TaskSpec does not declare lanes=True, so its runs train one by one")
-    rates = (_LR, _LR / 2)
-    together = make_lanes([[task.config(seed=seed, opt__lr=lr) for lr in rates] for seed in (0, 1)])
+    at_most(ROUNDING, lanes_gap(task, [{"opt.lr": _LR}, {"opt.lr": _LR / 2}]), "the largest gap of a lane is")
+
+
+def lanes_gap(task: TaskSubject, lanes: Sequence[Mapping[str, Any]]) -> float:
+    """The largest gap of lanes with these settings, for two seeds each, from single runs."""
+    together = make_lanes([[task.config({**lane, "seed": seed}) for lane in lanes] for seed in (0, 1)])
     for _ in range(STEPS):
         together.step()
-    for g in range(2):
-        for r, lr in enumerate(rates):
-            alone = task.run(seed=g, opt__lr=lr)
-            weights = [together.weights[name][g, r] for name in together.trained]
-            at_most(ROUNDING, gap(weights, alone.weights, alone.start), f"seed {g}, lr {lr:g}: the gap is")
+    worst = 0.0
+    for seed in (0, 1):
+        for i, lane in enumerate(lanes):
+            alone = task.run({**lane, "seed": seed})
+            weights = [together.weights[name][seed, i] for name in together.trained]
+            worst = max(worst, gap(weights, alone.weights, alone.start))
+    return worst
 
 
 @group("changes results")
@@ -238,17 +223,17 @@ def check_leakage(task: TaskSubject) -> str:
     At most 1 % of a split's rows: texts repeat some rows, a real leak is larger. Mend: draw each split from its own
     stream (`derive_seed(seed, split)`), or split the data before anything else.
     """
-    data = task.make().data
-    held_out = [split for split in data.sizes if split != "train"]
-    if not held_out:
-        pytest.skip("it has no split but train")
+    data, notes, worst = task.make().data, list[str](), 0.0
     train = set(_rows(data, "train"))
-    found = {split: list(_rows(data, split)) for split in held_out}
-    shared = {split: sum(row in train for row in rows) for split, rows in found.items()}
-    note = ", ".join(f"{shared[split]} of {len(found[split])} rows of {split}" for split in held_out)
-    worst = max(shared[split] / max(1, len(found[split])) for split in held_out)
-    at_most(0.01, worst, f"{note} are rows of train, a share of")
-    return f"{note} are rows of train"
+    for split in data.sizes:
+        if split != "train":
+            shared = [row in train for row in _rows(data, split)]
+            notes.append(f"{sum(shared)} of {len(shared)} rows of {split}")
+            worst = max(worst, sum(shared) / max(1, len(shared)))
+    if not notes:
+        pytest.skip("it has no split but train")
+    at_most(0.01, worst, f"{', '.join(notes)} are rows of train, a share of")
+    return f"{', '.join(notes)} are rows of train"
 
 
 def _rows(data: Any, split: str) -> Iterator[bytes]:
@@ -256,16 +241,8 @@ def _rows(data: Any, split: str) -> Iterator[bytes]:
     size = 1 if data.lengths is not None else 500
     for start in range(0, min(data.sizes[split], _ROWS), size):
         stop = min(start + size, data.sizes[split])
-        batch = [t for t in _tensors(data.batch(split, slice(start, stop))) if t.ndim and len(t) == stop - start]
-        for row in zip(*(t.reshape(stop - start, -1).contiguous().numpy() for t in batch), strict=True):
+        batch = data.batch(split, slice(start, stop))
+        members = tree_leaves(vars(batch) if hasattr(batch, "__dict__") else batch)
+        tensors = [t.detach() for t in members if isinstance(t, Tensor) and t.ndim and len(t) == stop - start]
+        for row in zip(*(t.reshape(stop - start, -1).contiguous().numpy() for t in tensors), strict=True):
             yield sha256(b"|".join(part.tobytes() for part in row)).digest()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree.detach()]
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    elif not isinstance(tree, tuple | list):
-        tree = list(vars(tree).values()) if hasattr(tree, "__dict__") else []
-    return [tensor for branch in tree for tensor in _tensors(branch)]
