@@ -115,8 +115,7 @@ def test_bad_requests_are_one_line(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_text("{"), "it is not valid JSON"),
-        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is not valid JSON"),
+        (lambda path: path.write_text("{"), "invalid JSON: "),
         (lambda path: path.write_text("[]"), "run the experiment again"),
         (lambda path: path.write_text("{}"), "experiment: field required; run the experiment again"),
         (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),
