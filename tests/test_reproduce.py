@@ -175,18 +175,6 @@ def test_quick_is_smaller_goes_elsewhere_and_says_so(cli: Any, folder: Path, sto
 
 
 @pytest.mark.deep
-def test_command_line_settings_reach_every_run_and_the_page(cli: Any, folder: Path, store: Path) -> None:
-    answer = cli("reproduce", "--trainer.max_steps", "7", "nobody/tiny", "--task.d=4", "--seeds", "3", "--out", "here")
-    assert answer.code == 0, answer.err
-    runs = list(Store(store).runs())
-    assert {(run.steps, run.config["task_options"]["d"]) for run in runs} == {(7, 4)}
-    assert sorted(run.config["seed"] for run in runs) == [0, 0, 1, 1, 2, 2]
-    page = Path("here/report.md").read_text()
-    assert "not the experiment as defined" in page
-    assert "--seeds 3 --trainer.max_steps 7 --task.d 4" in page
-
-
-@pytest.mark.deep
 def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--seeds", "5")  # seed 3 is infeasible
     assert answer.code == 0, answer.err
@@ -196,13 +184,6 @@ def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path)
         "3": "att_svm is infeasible: no direction meets all constraints"
     }
     assert "Left out: seed 3, where att_svm is infeasible" in (out / "report.md").read_text()
-
-
-def test_an_experiment_whose_every_instance_is_infeasible_says_so(cli: Any, folder: Path) -> None:
-    rewrite(folder, seeds=[3])
-    answer = cli("reproduce", "nobody/tiny")
-    assert (answer.code, answer.out) == (2, "")
-    assert "no seed has a solution to compare with: with seed 3, att_svm is infeasible" in answer.err
 
 
 @pytest.mark.deep
@@ -238,14 +219,6 @@ def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
     page = (out / "report.md").read_text()
     assert "| **decided by our reading** | grows |" in page
     assert "| **fails** | grows | above 50, arms: GD, NGD |" in page
-
-
-@pytest.mark.deep
-def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -> None:
-    rewrite(folder, search=None, seeds=[0, 1, 2])
-    assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
-    rewrite(folder, search=None, seeds=[0])
-    assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
 
 
 @pytest.mark.parametrize(
@@ -290,13 +263,6 @@ def test_a_map_has_holms_correction_over_its_points() -> None:
         {"x": "undecided", "y": "holds"},
         {},
     ]
-
-
-def test_more_seeds_go_on_after_the_experiments_own() -> None:
-    experiment = load("vasudeva2025/mnist")  # its rates were tuned with seed 0
-    assert experiment.seeds == [1, 2, 3]
-    assert experiment.changed({}, 2).seeds == [1, 2]
-    assert experiment.changed({}, 5).seeds == [1, 2, 3, 4, 5]
 
 
 def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:
