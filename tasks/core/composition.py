@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn.functional import gelu
+from torch.utils.checkpoint import checkpoint
 
 RANK = 2
 Parts = Literal["all", "pre", "post", "query", "key", "mix", "gate"]
@@ -150,24 +152,42 @@ def composed_attention(
     """
     if mask is not None:
         mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, 1, q_BMTK.shape[2], k_BMSK.shape[2])))
+    keep = None if keep_BMTS is None else keep_BMTS.transpose(1, 2)
+    seen = None if mask is None else mask.transpose(1, 2)
+    # The pairs of long sequences take much memory, so they are computed again for the gradient; lanes cannot do that.
+    again = len(blocks) > 1 and not torch.compiler.is_compiling() and not is_batchedtensor(q_BMTK)
     outs = []
     with torch.autocast(q_BMTK.device.type, enabled=False):  # it has already chosen the inputs' dtype
         pre_q, pre_k, post_q, post_k = (part.to(q_BMTK.dtype) for part in composers)
         q_BMTK = q_BMTK * q_BMTK.shape[-1] ** -0.5
         for t, s in blocks:
-            A_BTMS = (q_BMTK[:, :, t] @ k_BMSK[:, :, s].mT).transpose(1, 2)
-            A_BTMS = composed(A_BTMS, pre_q[:, t], pre_k[..., s])
-            seen_BTMS = None if mask is None else mask[:, :, t, s].transpose(1, 2)
-            if seen_BTMS is not None:
-                A_BTMS = A_BTMS + _bias(seen_BTMS, A_BTMS)
-            A_BTMS = A_BTMS.softmax(-1, dtype=_exact(A_BTMS)).to(A_BTMS.dtype)
-            if seen_BTMS is not None:  # composition keeps zeros, so one mask is enough
-                A_BTMS = A_BTMS * seen_BTMS
-            A_BTMS = composed(A_BTMS, post_q[:, t], post_k[..., s])
-            if keep_BMTS is not None:
-                A_BTMS = (A_BTMS * keep_BMTS[:, :, t, s].transpose(1, 2)).to(A_BTMS.dtype)
-            outs.append(A_BTMS.transpose(1, 2) @ v_BMSK[:, :, s])
+            before, after = (pre_q[:, t], pre_k[..., s]), (post_q[:, t], post_k[..., s])
+            masks = (None if seen is None else seen[:, t, :, s], None if keep is None else keep[:, t, :, s])
+            block = q_BMTK[:, :, t], k_BMSK[:, :, s], v_BMSK[:, :, s], before, after, *masks
+            how = {"use_reentrant": False, "preserve_rng_state": False}
+            outs.append(checkpoint(_attend, *block, **how) if again else _attend(*block))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+
+
+def _attend(
+    q_BMTK: Tensor,
+    k_BMSK: Tensor,
+    v_BMSK: Tensor,
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
+    seen_BTMS: Tensor | None,
+    keep_BTMS: Tensor | None,
+) -> Tensor:
+    A_BTMS = composed((q_BMTK @ k_BMSK.mT).transpose(1, 2), *before)
+    if seen_BTMS is not None:
+        A_BTMS = A_BTMS + _bias(seen_BTMS, A_BTMS)
+    A_BTMS = A_BTMS.softmax(-1, dtype=_exact(A_BTMS)).to(A_BTMS.dtype)
+    if seen_BTMS is not None:  # composition keeps zeros, so one mask is enough
+        A_BTMS = A_BTMS * seen_BTMS
+    A_BTMS = composed(A_BTMS, *after)
+    if keep_BTMS is not None:
+        A_BTMS = (A_BTMS * keep_BTMS).to(A_BTMS.dtype)
+    return A_BTMS.transpose(1, 2) @ v_BMSK
 
 
 def _exact(x: Tensor) -> torch.dtype:
