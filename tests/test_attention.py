@@ -1,5 +1,6 @@
 """Attention as a factor: what each kind computes, the meaning of its sizes, where it can be used, what is refused."""
 
+from collections.abc import Callable
 from itertools import product
 from math import sqrt
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, vmap
 
+import tasks.core.composition
 from tasks.core.attention import Kind, MultiHeadAttention, head_size, plain_attention, rotated
 from tasks.core.composition import Block, Composers, HeadComposition, composed_attention
 from tasks.core.dropout import use_batch_dropout
@@ -118,15 +120,17 @@ def test_dynamic_weights_of_zero_give_plain_attention_bit_for_bit(setting: str) 
 
 @each_setting
 @pytest.mark.parametrize("masked", [False, True])
-def test_results_do_not_depend_on_the_blocks(setting: str, masked: bool) -> None:
+def test_results_do_not_depend_on_the_blocks(setting: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, grad = torch.randn(B, T, D), torch.randn(B, T, D)
     mask = torch.rand(B, 1, 1, T) < 0.8 if masked else None
     whole = make(query_chunk=T, **SETTINGS[setting])
     expected = gradients(whole, x, mask, grad)
-    whole.query_chunk = 5
-    for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-        # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
+    for chunk, cache in ((5, 10**9), (T, 1), (5, H * 5 * T)):
+        monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
+        whole.query_chunk = chunk
+        for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
+            # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
 def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: Tensor) -> list[Tensor]:
@@ -134,6 +138,36 @@ def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: 
     x = x.clone().requires_grad_()
     out = module(x, mask)
     return [out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad)]
+
+
+def test_gradients_in_half_precision_with_dropout_can_be_differentiated() -> None:
+    module, x = make(strength=1, causal=True, dropout=0.3).float(), torch.randn(B, T, D, dtype=torch.float32)
+    parameters, flat = list(module.parameters()), []
+    for again in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = module(x)
+        grads = torch.autograd.grad(out.float().square().sum(), parameters, create_graph=again)
+        flat.append(torch.cat([g.flatten() for g in grads]))
+    fast, slow = flat
+    assert float((fast - slow).detach().norm() / fast.norm()) < 0.03
+    second = torch.autograd.grad(slow.square().sum(), parameters)
+    assert all(bool(g.isfinite().all()) for g in second)
+
+
+def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
+    module, x = make(causal=True), torch.randn(2, B, T, D)
+    masks = torch.rand(5, B, 1, 1, T) < 0.8
+    masks[..., 0] = True
+    both: Callable[..., Tensor] = vmap(vmap(module, (None, 0)), (0, None))
+    out = both(x, masks)
+    for i in range(2):
+        for j in range(5):
+            torch.testing.assert_close(out[i, j], module(x[i], masks[j]), rtol=0, atol=1e-13)
+    for_all_rows = masks[:, :1]
+    out = vmap(module, (None, 0))(x[0], for_all_rows)
+    for mask, row in zip(for_all_rows, out, strict=True):
+        torch.testing.assert_close(row, module(x[0], mask), rtol=0, atol=1e-13)
 
 
 @each_kind
