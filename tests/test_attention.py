@@ -18,9 +18,7 @@ from tasks.core.attention import Kind, MultiHeadAttention, head_size, plain_atte
 from tasks.core.composition import Block, Composers, HeadComposition, composed_attention
 from tasks.core.dropout import use_batch_dropout
 from tasks.language.bert import TextClassifier
-from tasks.language.labelled_text import TextBatch
 from tasks.vision.vit import ViTClassifier
-from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny import TinyImages
 from tests.tiny_text import TinyText
 
@@ -142,6 +140,36 @@ def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: 
     return [out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad)]
 
 
+def test_gradients_in_half_precision_with_dropout_can_be_differentiated() -> None:
+    module, x = make(strength=1, causal=True, dropout=0.3).float(), torch.randn(B, T, D, dtype=torch.float32)
+    parameters, flat = list(module.parameters()), []
+    for again in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = module(x)
+        grads = torch.autograd.grad(out.float().square().sum(), parameters, create_graph=again)
+        flat.append(torch.cat([g.flatten() for g in grads]))
+    fast, slow = flat
+    assert float((fast - slow).detach().norm() / fast.norm()) < 0.03
+    second = torch.autograd.grad(slow.square().sum(), parameters)
+    assert all(bool(g.isfinite().all()) for g in second)
+
+
+def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
+    module, x = make(causal=True), torch.randn(2, B, T, D)
+    masks = torch.rand(5, B, 1, 1, T) < 0.8
+    masks[..., 0] = True
+    both: Callable[..., Tensor] = vmap(vmap(module, (None, 0)), (0, None))
+    out = both(x, masks)
+    for i in range(2):
+        for j in range(5):
+            torch.testing.assert_close(out[i, j], module(x[i], masks[j]), rtol=0, atol=1e-13)
+    for_all_rows = masks[:, :1]
+    out = vmap(module, (None, 0))(x[0], for_all_rows)
+    for mask, row in zip(for_all_rows, out, strict=True):
+        torch.testing.assert_close(row, module(x[0], mask), rtol=0, atol=1e-13)
+
+
 @each_kind
 def test_padding_changes_no_output(kind: str) -> None:
     module, x = make(kind), torch.randn(B, T, D)
@@ -178,17 +206,6 @@ def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-13)
 
 
-def test_half_precision_keeps_the_softmax_in_float32() -> None:
-    module, x = make(strength=1, causal=True), 8 * torch.randn(B, T, D)
-    expected = module(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = module.float()(x.float())
-    assert out.dtype == torch.bfloat16
-    assert float((out.double() - expected).detach().norm() / expected.detach().norm()) < 0.03
-    grads = torch.autograd.grad(out.float().square().sum(), list(module.parameters()))
-    assert all(bool(g.isfinite().all()) and float(g.abs().max()) > 0 for g in grads)
-
-
 @pytest.mark.parametrize("scale", [1, 2.0**16])
 def test_gradients_in_float16_are_finite_at_the_initial_weights(scale: float) -> None:
     """Rows of w1 begin at about 1e-3: the slope of the inverse root of their square, 5e8, is beyond float16."""
@@ -222,21 +239,6 @@ def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -
         assert float(after.detach().double().sum() / before.detach().double().sum()) - 1 == pytest.approx(gate, rel=0.2)
 
 
-def test_gradients_in_half_precision_with_dropout_can_be_differentiated() -> None:
-    module, x = make(strength=1, causal=True, dropout=0.3).float(), torch.randn(B, T, D, dtype=torch.float32)
-    parameters, flat = list(module.parameters()), []
-    for again in (False, True):
-        torch.manual_seed(0)
-        with torch.autocast("cpu", torch.bfloat16):
-            out = module(x)
-        grads = torch.autograd.grad(out.float().square().sum(), parameters, create_graph=again)
-        flat.append(torch.cat([g.flatten() for g in grads]))
-    fast, slow = flat
-    assert float((fast - slow).detach().norm() / fast.norm()) < 0.03
-    second = torch.autograd.grad(slow.square().sum(), parameters)
-    assert all(bool(g.isfinite().all()) for g in second)
-
-
 # -- parts of the composition -----------------------------------------------------------------------------------------
 
 PLACES = {"pre": [0, 1], "post": [2, 3], "query": [0, 2], "key": [1, 3], "mix": [0, 1, 2, 3], "gate": [0, 1, 2, 3]}
@@ -257,13 +259,6 @@ def test_parts_of_a_composition_are_zero_elsewhere(parts: str) -> None:
     for value, expected in zip(part(x), whole(x), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-13)
     assert any(bool(value.count_nonzero()) for value in part(x))
-
-
-def test_impossible_parts_of_a_composition_are_refused() -> None:
-    with pytest.raises(ValueError, match="composition=pre needs attention=dcmha, not attention=standard"):
-        MultiHeadAttention(D, H, composition="pre")
-    with pytest.raises(ValueError, match="composition=prae is not known: it must be one of all, pre"):
-        MultiHeadAttention(D, H, kind="dcmha", composition="prae")
 
 
 # -- sizes and first values -------------------------------------------------------------------------------------------
@@ -292,12 +287,6 @@ def test_rotated_products_depend_on_the_distance_only() -> None:
     assert len({round(float(p), 6) for p in products[0]}) == 30
 
 
-def test_rotation_takes_every_even_size() -> None:
-    for size in range(2, 500, 2):
-        x = torch.randn(2, size)
-        torch.testing.assert_close(rotated(x).norm(dim=-1), x.norm(dim=-1))
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -311,18 +300,6 @@ def test_rotation_takes_every_even_size() -> None:
 def test_sizes_that_do_not_fit_are_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         head_size(*arguments, **options)
-
-
-@pytest.mark.parametrize("options", [{"window": 0}, {"query_chunk": 0}, {"rotary": True, "head_dim": 3}])
-def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be at least 1|is odd"):
-        make("fixed_head", **options)
-
-
-def test_sizes_by_default() -> None:
-    assert head_size("standard", 24, 4, None) == head_size("dcmha", 24, 4, None) == 6
-    assert head_size("fixed_head", 24, 5, None, length=50) == 50
-    assert head_size("dcmha", 24, 5, 7) == 7
 
 
 # -- vision -----------------------------------------------------------------------------------------------------------
@@ -371,13 +348,6 @@ VITS: dict[str, dict[str, Any]] = {
 each_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
 
 
-@each_vit
-def test_every_parameter_of_a_vit_is_trained(options: dict[str, Any]) -> None:
-    data = images()
-    data.to(torch.device("cpu"), torch.float64)
-    assert not ignored_by_loss(vit(**options), lambda task: task.loss(data.batch("train", slice(0, 16))).loss)
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @each_vit
 def test_lanes_of_a_vit_equal_single_runs(options: dict[str, Any]) -> None:
@@ -394,31 +364,6 @@ def test_lanes_of_a_vit_equal_single_runs(options: dict[str, Any]) -> None:
             torch.testing.assert_close(grad[i], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
-    module, x = make(causal=True), torch.randn(2, B, T, D)
-    masks = torch.rand(5, B, 1, 1, T) < 0.8
-    masks[..., 0] = True
-    both: Callable[..., Tensor] = vmap(vmap(module, (None, 0)), (0, None))
-    out = both(x, masks)
-    for i in range(2):
-        for j in range(5):
-            torch.testing.assert_close(out[i, j], module(x[i], masks[j]), rtol=0, atol=1e-13)
-    for_all_rows = masks[:, :1]
-    out = vmap(module, (None, 0))(x[0], for_all_rows)
-    for mask, row in zip(for_all_rows, out, strict=True):
-        torch.testing.assert_close(row, module(x[0], mask), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("attention", ["fixed_head", "dcmha"])
-def test_micro_batches_change_nothing(attention: str) -> None:
-    torch.set_default_dtype(torch.float32)
-    options = {"task.attention": attention, "trainer.max_steps": 5}
-    whole = by_suite(config_of(Case("adam", task="tiny_text"), dropout=0.3, **options))
-    parts = by_suite(config_of(Case("adam", 4, task="tiny_text"), dropout=0.3, **options))
-    assert distance(whole.weights, parts.weights) < 1e-9
-    assert any("composition" in name for name in whole.weights) == (attention == "dcmha")
-
-
 # -- language ---------------------------------------------------------------------------------------------------------
 
 
@@ -431,40 +376,6 @@ BERTS: dict[str, dict[str, Any]] = {
     "fixed_head": {"attention": "fixed_head", "num_heads": 3},
     "dcmha": {"attention": "dcmha"},
 }
-each_bert = pytest.mark.parametrize("options", BERTS.values(), ids=BERTS)
-
-
-@each_bert
-def test_padding_changes_no_logit_of_a_bert(options: dict[str, Any]) -> None:
-    task, given = bert(dropout=0.0, **options), TinyText().batch("train", slice(0, 6))
-    wide = [nn.functional.pad(part, (0, 4)) for part in given[:3]]
-    wide[0] = wide[0].where(wide[1], 5)
-    padded = TextBatch(wide[0], wide[1], wide[2], given.labels, None)
-    torch.testing.assert_close(task.loss(padded).predictions, task.loss(given).predictions, rtol=0, atol=1e-13)
-
-
-@each_bert
-def test_every_parameter_of_a_bert_is_trained(options: dict[str, Any]) -> None:
-    for task in (bert(**options), bert(gradient_checkpointing=True, **options)):
-        given = TinyText().batch("train", slice(0, 6))
-        assert not ignored_by_loss(in_training(task), lambda task, given=given: task.loss(given).loss)
-
-
-def test_a_berts_fixed_head_of_standard_size_is_standard() -> None:
-    standard, ours = bert(dropout=0.0), bert(dropout=0.0, attention="fixed_head", head_dim=4)
-    renamed = {}
-    for name, value in standard.state_dict().items():
-        name = name.replace("attention.output.dense", "attention.self.heads.proj")
-        if ".self.query." in name:
-            parts = [standard.state_dict()[name.replace("query", part)] for part in ("query", "key", "value")]
-            renamed[name.replace("self.query", "self.heads.qkv")] = torch.cat(parts)
-        elif ".self.key." not in name and ".self.value." not in name:
-            renamed[name] = value
-    ours.load_state_dict(renamed)
-    given = TinyText().batch("train", slice(0, 6))
-    torch.testing.assert_close(ours.loss(given).predictions, standard.loss(given).predictions, rtol=0, atol=1e-13)
-    qkv = bert(attention="dcmha", width=64).model.bert.encoder.layer[0].attention.self.heads.qkv
-    assert float(qkv.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(

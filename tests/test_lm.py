@@ -24,11 +24,10 @@ from bench.run_summary import result_json, result_lines
 from bench.store.store import Store
 from bench.train.runner import build, run
 from tasks import TASKS, DataError
-from tasks.core.cache import cached_tokens
 from tasks.language import corpus
 from tasks.language.corpus import IGNORED, CorpusData
 from tasks.language.lm import LanguageModel
-from tasks.language.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tasks.language.vocabulary import Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
 from tests.tiny_lm import TinyCorpus, plain_logits
@@ -207,65 +206,7 @@ def test_a_vocabulary_is_unchanged_when_it_is_read_again(make: Callable[[], Voca
     assert first.sizes[ids].sum() == len(TEXT.encode())
 
 
-def test_byte_pairs_shorten_and_never_fail() -> None:
-    pairs = train_byte_pairs([TEXT], 300)
-    assert isinstance(pairs, BytePairs)
-    assert 256 < len(pairs) <= 300
-    assert len(pairs.encode([TEXT])) < 0.6 * len(TEXT.encode())
-    unseen = "\0Ω\N{PILE OF POO}"
-    assert pairs.decode(pairs.encode([unseen]).tolist()) == unseen
-    assert len(train_byte_pairs(["ab"], 300)) == 257
-    with pytest.raises(
-        DataError, match=r"65,537 different characters, more than 65,536; use --task.tokens byte or bpe"
-    ):
-        Characters([chr(0x10000 + i) for i in range(2**16 + 1)])
-
-
 # -- cache and files --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the streams that were built, in order."""
-    lengths, stream = [], corpus._stream
-
-    def noted(*args: Any) -> Any:
-        packed = stream(*args)
-        lengths.append(len(packed[0]))
-        return packed
-
-    monkeypatch.setattr(corpus, "_stream", noted)
-    return lengths
-
-
-def test_a_corpus_is_packed_once(root: Path, own_cache: Path, packings: list[int]) -> None:
-    first = CorpusData(root, tokens="bpe", vocab=300, length=8)
-    assert len(packings) == 2
-    assert streams(CorpusData(root, tokens="bpe", vocab=300, length=16)) == streams(first)
-    assert len(packings) == 2
-    CorpusData(root, length=8)
-    assert len(packings) == 4
-    write_text(root / "tiny_shakespeare" / "input.txt", TEXT + "x")
-    CorpusData(root, length=8)
-    assert len(packings) == 6
-    assert not list(own_cache.rglob("*.tmp"))
-    (kept,) = cached_tokens(next(iter(first._digests.values())))[1:]
-    assert kept["vocabulary"] == first.vocab_size
-
-
-@pytest.mark.parametrize("harm", ["ids", "record", "vocabulary"])
-def test_a_damaged_cache_is_made_again(harm: str, root: Path, own_cache: Path, packings: list[int]) -> None:
-    first = CorpusData(root, tokens="bpe", vocab=300, length=8)
-    expected = streams(first)
-    where = {"ids": "tokens/*/train.npy", "record": "tokens/*/record.json", "vocabulary": "tokenizers/*.json"}
-    (file,) = own_cache.glob(where[harm])
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2 :] = b"{"
-    file.write_bytes(content)
-    again = CorpusData(root, tokens="bpe", vocab=300, length=8)
-    assert streams(again) == expected
-    assert again.vocabulary.to_str() == first.vocabulary.to_str()
-    assert len(packings) == (2 if harm == "vocabulary" else 4)
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -317,23 +258,6 @@ def test_a_faulty_corpus_is_reported_in_one_line(
 def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
     with pytest.raises(ValueError, match=message):
         CorpusData(root, **options)
-
-
-def test_a_missing_corpus_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = []
-
-    def load_dataset(*names: Any, **words: Any) -> Any:
-        requests.append((*names, words))
-        return SimpleNamespace(to_parquet=lambda path: write_rows(Path(path), ["a b"] * 40))
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
-    assert CorpusData(tmp_path, corpus="lm1b", length=4).sizes["test"] == 40
-    revision = {"revision": "refs/convert/parquet"}
-    name = "billion-word-benchmark/lm1b", "plain_text"
-    assert requests == [(*name, {"split": "train"} | revision), (*name, {"split": "test"} | revision)]
-    CorpusData(tmp_path, corpus="pile", length=4)
-    assert requests[2:] == [("NeelNanda/pile-10k", None, {"split": "train"})]
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -499,28 +423,7 @@ def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
     assert len(result_json(result, store)) == 10
 
 
-@pytest.mark.parametrize("tokens", ["byte", "bpe"])
-def test_other_tokens_train_and_write_too(root: Path, store: Path, tokens: str) -> None:
-    words = {"task.tokens": tokens, "task.vocab": 300, "task.corpus": "wikitext103"}
-    result = run(config(root, store, **words), progress=False)
-    assert (result.status, result.split) == ("completed", "test")
-    assert result.specimen
-    assert result.facts["vocabulary"] == {"byte": 256}.get(tokens, result.facts["vocabulary"])
-    loss, per_byte = result.metrics["final"]["loss"], result.metrics["final"]["bits_per_byte"]
-    assert per_byte == pytest.approx(loss / log(2)) if tokens == "byte" else per_byte < loss / log(2)
-
-
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_preset_is_a_name_for_values() -> None:
-    words = {"task": "lm", "opt": "adamw"}
-    named = resolve(words | {"task.preset": "6l-256", "task.width": "64"})
-    values = dict(TASKS["lm"].presets["6l-256"]) | {"width": 64}
-    assert named.task_options == resolve(words).task_options | values
-    assert "preset" not in named.task_options
-    assert named.run_id == resolve(words | {f"task.{name}": value for name, value in values.items()}).run_id
-    assert resolve(words | {"task.preset": "tiny"}) == resolve(words)
 
 
 def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_cache: Path) -> None:

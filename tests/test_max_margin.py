@@ -174,31 +174,6 @@ def test_thin_margins_are_solved_right_or_refused(monkeypatch: pytest.MonkeyPatc
         solve(between(2e-3))
 
 
-def test_repeated_constraints_change_nothing() -> None:
-    tokens, optimal = draw("sphere", 10, 4, 6, 1)
-    once = attention_svm(tokens, optimal)
-    thrice = attention_svm(tokens.repeat(3, 1, 1), optimal.repeat(3))
-    assert once is not None
-    assert thrice is not None
-    torch.testing.assert_close(thrice.W, once.W, rtol=0, atol=1e-11 * once.solution.norm)
-    np.testing.assert_allclose(thrice.solution.weights.reshape(3, -1).sum(0), once.solution.weights, atol=1e-8)
-    C = np.tile(constraints(tokens, optimal), (3, 1))
-    assert_optimal(C, thrice.W.flatten().numpy(), thrice.solution.weights)
-
-
-@pytest.mark.deep
-@given(exponent=st.floats(-4, 4), seed=st.integers(0, 10))
-@settings(max_examples=50, deadline=None)
-def test_the_solution_scales_with_the_tokens(exponent: float, seed: int) -> None:
-    s = 10**exponent
-    tokens, optimal = draw("sphere", 8, 4, 6, seed)
-    plain, scaled = attention_svm(tokens, optimal), attention_svm(s * tokens, optimal)
-    assert plain is not None
-    assert scaled is not None
-    torch.testing.assert_close(scaled.W * s**2, plain.W, rtol=0, atol=1e-9 * plain.solution.norm)
-    assert scaled.solution.norm == pytest.approx(plain.solution.norm / s**2, rel=1e-9)
-
-
 def test_a_problem_without_an_answer_gives_the_reason() -> None:
     def solve_hopeless() -> None:
         raise ArithmeticError("no luck")

@@ -1,6 +1,6 @@
 """The multi-head attention classifier against plain loops, the exact one-head oracle, and its data and measurements."""
 
-from math import exp, log, log1p, sqrt
+from math import log, sqrt
 
 import mpmath
 import numpy as np
@@ -271,19 +271,6 @@ def test_measurements_are_their_definitions(
     assert not any(value.requires_grad for value in task.measure().values())
 
 
-@pytest.mark.parametrize("data", [mixture(), PlantedData(seed=1, n=15, n_test=20, T=3, d=4)])
-def test_many_points_are_measured_as_one_after_the_other(data: SequenceData) -> None:
-    tasks = [make_task(data, 3, std) for std in (0.0, 0.1, 0.8, 5.0)]
-    together = tasks[0].measure_at(
-        {f"heads.{name}": torch.stack([task.heads.get_parameter(name).detach() for task in tasks]) for name in "WU"}
-    )
-    for k, task in enumerate(tasks):
-        alone = {name: float(value) for name, value in task.measure().items()}
-        point = {name: float(values[k]) for name, values in together.items()}
-        assert point.pop("test_loss") == pytest.approx(alone.pop("test_loss"), rel=1e-6)
-        assert point == pytest.approx(alone, rel=1e-12)
-
-
 @pytest.mark.parametrize("std", [1e-9, 1.0, 100.0])
 @pytest.mark.parametrize("H", [1, 3])
 def test_the_entropy_is_that_of_50_digits(H: int, std: float) -> None:
@@ -299,28 +286,3 @@ def test_the_entropy_is_that_of_50_digits(H: int, std: float) -> None:
                     rows.append(-sum(z * mpmath.log(z) for z in weights))
         expected = float(sum(rows) / len(rows))
     assert float(task.measure()["entropy"]) == pytest.approx(expected, rel=1e-13 * max(10, std))
-
-
-@pytest.mark.parametrize("lead", [5.0, 60.0, 600.0])
-def test_saturated_attention_is_measured_without_rounding_to_0(lead: float) -> None:
-    # Without noise every token's product with the sum of all means is 1: every query attends to the relevant token.
-    data = MixtureData(n=20, n_test=5, T=10, d=8, M=3, sigma=0.0)
-    task = make_task(data, 2)
-    task.heads.W.data[:] = lead * torch.outer(torch.cat([data.mu, data.nu]).sum(0), data.mu.sum(0))
-    measured = task.measure()
-    other = exp(-lead) / (1 + 9 * exp(-lead))
-    assert float(measured["off_relevant"]) == pytest.approx(9 * other, rel=1e-11)
-    assert float(measured["attn_score"]) == pytest.approx(1 - 9 * other, rel=1e-12)
-    entropy = 9 * other * lead + log1p(9 * exp(-lead))
-    assert float(measured["entropy"]) == pytest.approx(entropy, rel=1e-11)
-
-
-def test_training_on_the_mixture_generalises() -> None:
-    data = MixtureData(seed=0)
-    task = gradient_descent(data, 2, 1.0, 1.0, 200)
-    measured = {name: float(value) for name, value in task.measure().items()}
-    assert measured["train_error"] == 0
-    assert measured["test_error"] < 0.05
-    assert measured["attn_score"] > 0.2
-    accuracy = task.metrics()["accuracy"](*task.loss(data.batch("test", ALL))[1:])
-    assert 1 - float(accuracy) == pytest.approx(measured["test_error"], abs=1e-6)

@@ -72,11 +72,6 @@ def test_every_format_has_every_claim(cli: Any, pages: Path, kind: str) -> None:
     assert (pages / f"claims.{kind}").read_text("utf-8") == answer.out
 
 
-def test_one_paper(cli: Any, pages: Path) -> None:
-    (board,) = json.loads(cli("claims", pages, "--paper", "b2021", "--json").out)
-    assert {row["experiment"] for row in board["tables"][1]["rows"]} == {"b2021/fig1"}
-
-
 def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> None:
     target = tmp_path / "docs" / "page.md"
     target.parent.mkdir()
@@ -94,10 +89,8 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
     [
         (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of"),
         (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'b2021'?"),
-        (("pages", "--json", "--format", "md"), "--json and --format md: remove one of them"),
         (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
         (("pages", "--into", "x.md", "--json"), "--into x.md: it writes Markdown; remove --json"),
-        (("pages", "--into", "x.md", "--format", "md"), "--into x.md: it writes Markdown; remove --format"),
         (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
         (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
     ],
@@ -115,8 +108,7 @@ def test_bad_requests_are_one_line(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_text("{"), "it is not valid JSON"),
-        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is not valid JSON"),
+        (lambda path: path.write_text("{"), "invalid JSON: "),
         (lambda path: path.write_text("[]"), "run the experiment again"),
         (lambda path: path.write_text("{}"), "experiment: field required; run the experiment again"),
         (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),

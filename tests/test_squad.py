@@ -1,7 +1,6 @@
 """SQuAD: its score, its windows, held-out rows, the model that marks spans, and faulty files."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics.functional.text import squad as by_torchmetrics
 from transformers import (
     BertConfig,
@@ -25,18 +24,16 @@ from transformers import (
     RobertaForQuestionAnswering,
 )
 
-from bench.commands.data import states
 from bench.config.run_config import resolve
 from bench.train import runner
-from tasks import TASKS, DataError
+from tasks import DataError
 from tasks.core.split import split_hash
 from tasks.language import squad
 from tasks.language.labelled_text import TextBatch
 from tasks.language.sources import SQUAD
 from tasks.language.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
 from tasks.language.squad import SquadData
-from tests.conftest import Cli, folder_with
-from tests.equivalence import ignored_by_loss
+from tests.conftest import folder_with
 from tests.stored import read_curve
 
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
@@ -133,14 +130,6 @@ CASES: list[tuple[str, list[str], float, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answers", "exact", "overlap"), CASES)
-def test_scores_are_those_of_the_published_definition(
-    text: str, answers: list[str], exact: float, overlap: float
-) -> None:
-    assert over_answers(exact_match, text, answers) == exact
-    assert over_answers(f1, text, answers) == pytest.approx(overlap, abs=1e-12)
-
-
 PARTS = ["The", "an", "Tower.", "tower", "of", "x-y", "«où»", "1,5", "\t"]
 phrases = st.lists(st.sampled_from(PARTS), max_size=6).map(" ".join)
 
@@ -234,29 +223,6 @@ def test_the_best_span_of_all_windows_answers_a_question(data: SquadData) -> Non
     assert expected["f1"] > 50  # so that there is something to distinguish
 
 
-def test_spans_are_short_and_within_the_paragraph(data: SquadData) -> None:
-    batch = whole(data, "validation")
-    logits = torch.zeros(*batch.ids.shape, 2)
-    columns = torch.arange(batch.ids.shape[1])
-    outside = (columns < batch.labels[:, 2:3]) | (columns >= batch.labels[:, 3:4])
-    logits[outside] = 9.0  # the question, special tokens, padding
-    metric = SpanScore(data, "f1")
-    metric.update(logits, batch.labels)
-    first, last = metric.places[0][:, 1], metric.places[0][:, 2]
-    assert bool((first >= batch.labels[:, 2]).all() and (first <= last).all() and (last < batch.labels[:, 3]).all())
-    for end, expected in ((39, 10.0), (40, 5.0)):
-        far = torch.zeros(1, 91, 2)
-        far[0, 10, 0] = far[0, end, 1] = 5.0
-        metric = SpanScore(data, "f1")
-        metric.update(far, torch.tensor([[0, 0, 1, 91, 0]]))
-        assert float(metric.scores[0]) == expected
-
-
-def test_logits_that_are_no_numbers_answer_nothing(data: SquadData) -> None:
-    batch = whole(data, "validation")
-    assert scored(data, batch, torch.full((*batch.ids.shape, 2), torch.nan)) == {"f1": 0, "exact_match": 0}
-
-
 # -- windows ----------------------------------------------------------------------------------------------------------
 
 
@@ -328,22 +294,6 @@ def test_labels_mark_the_answer_or_the_first_token(split: str, data: SquadData) 
         assert bool(held[row]) == inside
 
 
-def test_a_paragraph_without_tokens_and_an_answer_within_a_word(tmp_path: Path) -> None:
-    rows = rows_of(1, 4)
-    rows[0] |= {"context": "\u200b", "answers": {"text": ["\u200b"], "answer_start": [0]}}
-    context = rows[3]["context"]
-    rows[3]["answers"] = {"text": [context[1:3]], "answer_start": [1]}
-    data = SquadData(write(tmp_path, validation=rows), **SMALL)
-    batch = whole(data, "validation")
-    by_question = {int(data._question[w]): batch.labels[i] for i, w in enumerate(batch.labels[:, 4])}
-    assert by_question[120][:4].tolist() == [0, 0, 0, 0]
-    labels = by_question[123][None]
-    ((text, (answer,)),) = cut(data, labels, labels[:, 0], labels[:, 1])
-    assert answer in text
-    assert text in context.split()[0]
-    assert scored(data, batch, hot(batch))["f1"] == pytest.approx(100 * (1 - 1 / 24 - (f1(text, answer) == 0) / 24))
-
-
 # -- splits -----------------------------------------------------------------------------------------------------------
 
 
@@ -365,17 +315,6 @@ def test_held_out_and_training_samples_share_no_article(titled: bool, tmp_path: 
 
 def test_the_split_is_the_published_one() -> None:
     assert {n: split_hash(n, min(SQUAD.n_val, n // 10), SQUAD.salt) for n in (442, 800)} == squad.SPLIT_HASHES
-
-
-def test_parts_are_counted_in_questions(root: Path, data: SquadData) -> None:
-    some = SquadData(root, n_train=30, **SMALL)
-    assert data.part == "120 of 87,599 rows of train.parquet; 24 of 10,570 rows of validation.parquet"
-    assert some.part == f"{data.part}; 30 of 108 training rows"
-    assert len(rows_in(some, "train")) == 30 < some.sizes["train"]
-    for ours, theirs in zip(whole(some, "train"), data.batch("train", slice(0, some.sizes["train"])), strict=True):
-        assert ours is theirs is None or torch.equal(ours, theirs[:, : ours.shape[1]] if ours.ndim > 1 else theirs)
-    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must be in \[1, 108\]"):
-        SquadData(root, n_train=109, **SMALL)
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -429,28 +368,6 @@ def test_logits_and_loss_are_those_of_transformers(kind: str, data: SquadData, f
     ]
     torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
     assert torch.equal(outcome.labels, batch.labels)
-
-
-@pytest.mark.numeric
-def test_padding_changes_neither_logits_nor_loss_nor_score(data: SquadData) -> None:
-    task, batch = small(data, dropout=0.0).double(), whole(data, "validation")
-    wide = batch._replace(
-        **{name: nn.functional.pad(getattr(batch, name), (0, 9)) for name in ("ids", "mask", "types")}
-    )
-    narrow, padded = task.loss(batch), task.loss(wide)
-    assert float((padded.predictions[:, : batch.ids.shape[1]] - narrow.predictions).detach().abs().max()) < 1e-14
-    torch.testing.assert_close(padded.loss, narrow.loss, rtol=1e-14, atol=0)
-    assert scored(data, batch, narrow.predictions.detach()) == scored(data, wide, padded.predictions.detach())
-
-
-@pytest.mark.numeric
-def test_every_parameter_is_trained(data: SquadData) -> None:
-    task = small(data)
-    ignored = ignored_by_loss(task, lambda task: task.loss(data.batch("train", slice(0, 9))).loss)
-    # They shift all logits of a query, or of a text, alike, which changes no softmax: their gradient is rounding error.
-    layer = "model.bert.encoder.layer.0"
-    assert ignored == {f"{layer}.attention.self.key.bias", f"{layer}.output.LayerNorm.bias", "model.qa_outputs.bias"}
-    assert [*task.metrics()] == ["f1", "exact_match"]
 
 
 def test_a_head_that_is_missing_is_drawn_from_the_seed(data: SquadData, folder: Folder) -> None:
@@ -527,20 +444,6 @@ def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monkeypatch: Any, cli: Cli) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    (root / "squad" / "validation.parquet").write_bytes(b"PAR1")
-    for where, message in (
-        (root, "damaged data file"),
-        (tmp_path / "nowhere", "with the columns question, context, answers, title; fetching from the Hub failed"),
-    ):
-        answer_ = cli("data", "prepare", "--task", "squad", "--task.scratch", "true", "--data", where)
-        assert (answer_.code, len(answer_.err.splitlines())) == (2, 1)
-        assert message in answer_.err
-    shown = cli("data", "status", "--task", "squad", "--data", root).out
-    assert shown.endswith(f"or fetch them: bench data prepare --task squad --data {root}\n")
-
-
 @pytest.mark.parametrize("stride", [-1, 28])
 def test_an_overlap_that_leaves_no_room_is_named(stride: int, root: Path) -> None:
     with pytest.raises(
@@ -568,21 +471,3 @@ def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> 
     assert all(over_answers(exact_match, text, texts) == 1 for texts in answers for text in texts)
     # Three answers are a full stop, without any word.
     assert {text for texts in answers for text in texts if over_answers(f1, text, texts) < 1} == {"."}
-
-
-@pytest.mark.deep
-def test_windows_of_the_real_texts_hold_their_answers(real_squad: Path) -> None:
-    data = SquadData(real_squad, scratch=True)
-    if states(TASKS["squad"], real_squad)[0].size == "4,000 rows":
-        assert data.facts()["validation"] == squad.SPLIT_HASHES[800]
-    for split in ("train", "val", "validation"):
-        batch = whole(data, split)
-        labels = batch.labels[batch.labels[:, 0] > 0]
-        assert set(data._question[labels[:, 4].numpy()]) == set(data._question[batch.labels[:, 4].numpy()])
-        pairs = cut(data, labels, labels[:, 0], labels[:, 1])
-        assert all(answers[0] in text for text, answers in pairs)
-        # The others are inside a word piece: "German" in "Germany".
-        assert fmean(text == answers[0] for text, answers in pairs) > 0.98
-        if split != "train":
-            best = scored(data, batch, hot(batch))
-            assert min(best.values()) > 98

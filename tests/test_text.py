@@ -1,7 +1,6 @@
 """Texts: tokens, batches, their order, the cache, and faulty files."""
 
 import errno
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from bench.config.options import read_options
 from bench.config.run_config import resolve
 from bench.run_summary import result_lines
 from bench.train.runner import StepRanges, build, make_trainer, run
-from tasks import TASKS, BatchRandomness, DataError, derive_seed
+from tasks import TASKS, DataError, derive_seed
 from tasks.core.cache import cached_tokens
 from tasks.core.order import BatchOrder
 from tasks.core.split import split_hash, validation_rows
@@ -35,9 +34,8 @@ from tasks.language.civil_comments import CivilCommentsData
 from tasks.language.labelled_text import TextData
 from tasks.language.mnli import MNLIData
 from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2
-from tasks.language.sst2 import SST2Data
 from tasks.language.text_source import TextSource
-from tasks.language.tokenizer import load_tokenizer, train_word_pieces, word_pieces
+from tasks.language.tokenizer import load_tokenizer, train_word_pieces
 from tests.conftest import Cli
 from tests.stored import read_curve
 
@@ -74,14 +72,6 @@ def pairs(n: int, seed: int) -> dict[str, Any]:
 def write_mnli(root: Path, train: Mapping[str, Any] | None = None) -> Path:
     for seed, (name, n) in enumerate({"train": 80, "validation_matched": 21, "validation_mismatched": 13}.items()):
         write(root / "mnli" / f"{name}.parquet", train if train and name == "train" else pairs(n, seed))
-    return root
-
-
-def write_sst2(root: Path, sentences: list[str]) -> Path:
-    for name in ("train", "validation"):
-        write(
-            root / "sst2" / f"{name}.parquet", {"sentence": sentences, "label": [i % 2 for i in range(len(sentences))]}
-        )
     return root
 
 
@@ -141,28 +131,6 @@ def test_a_batch_holds_what_the_tokenizer_makes_of_the_files_rows(data: MNLIData
     assert int(data.batch("train", slice(None)).ids.max()) < data.vocab_size <= 150
 
 
-def test_parts_of_a_batch_have_the_width_of_the_whole(data: MNLIData) -> None:
-    data.to(CPU, torch.float32)
-    order = BatchOrder(data.sizes["train"], 10, 3, CPU, data.lengths)
-    where, rows = BatchRandomness(), order.rows(5)
-    where.width = order.width(5)
-    whole = data.batch("train", rows, where)
-    parts = [data.batch("train", rows[i : i + 4], where) for i in (0, 4, 8)]
-    for of_whole, of_parts in zip(whole[:4], zip(*parts, strict=True), strict=False):
-        assert torch.equal(of_whole, torch.cat(of_parts))
-    assert whole.ids.shape == (10, data.lengths[rows].max())
-    assert data.batch("train", rows[:1]).ids.shape[1] == data.lengths[rows[0]]
-
-
-def test_empty_texts_are_kept_and_long_ones_cut(tmp_path: Path) -> None:
-    sentences = ["", "x " * 5000, "\N{PILE OF POO} né", *(sentence(np.random.default_rng(i)) for i in range(30))]
-    data = SST2Data(write_sst2(tmp_path, sentences), **SMALL)
-    batch = data.batch("validation", slice(None))
-    assert sorted(batch.mask.sum(1).tolist())[0] == 2  # [CLS] and [SEP]
-    assert batch.ids.shape == (33, 24)
-    assert not batch.types.any()
-
-
 def test_a_toxic_comment_is_one_that_half_of_its_raters_call_so(tmp_path: Path) -> None:
     shares = {
         "male": [0.5, 0.4] * 10,
@@ -177,18 +145,6 @@ def test_a_toxic_comment_is_one_that_half_of_its_raters_call_so(tmp_path: Path) 
     seen = sorted(zip(batch.labels.tolist(), batch.groups.tolist(), strict=True), key=str)
     assert seen == [(0, [False, True, False])] * 10 + [(1, [True, False, False])] * 10
     assert data.part == "20 of 1,804,874 rows of train.parquet; 20 of 97,320 rows of test.parquet"
-
-
-def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
-    data = CivilCommentsData(write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced"), **SMALL)
-    assert data.part is not None
-    assert data.part.startswith("stand-in: Jigsaw toxic comments, not Civil Comments")
-    assert data.batch("test", slice(0, 5)).groups is None
-    write_toxicity(tmp_path, "civil_comments", "test")
-    assert "stand-in" not in str(CivilCommentsData(tmp_path, **SMALL).part)
-    assert "stand-in" in str(CivilCommentsData(tmp_path, dataset="jigsaw_toxicity", **SMALL).part)
-    with pytest.raises(ValueError, match=r"^dataset=mnli is not known: it must be civil_comments or jigsaw_toxicity$"):
-        CivilCommentsData(tmp_path, dataset="mnli", **SMALL)
 
 
 def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store: Path) -> None:
@@ -214,23 +170,6 @@ def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store
     assert any("stand-in" in line for line in result_lines(on_stand_in, store))
     assert resolve(words | {"task.dataset": "jigsaw_toxicity"}).run_id == on_stand_in.run_id
     assert [TASKS[name].dataset_in(tmp_path) for name in ("civil_comments", "mnli")] == ["civil_comments", None]
-
-
-@pytest.mark.deep
-def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, tmp_path: Path) -> None:
-    write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
-    smaller = {"n_train": 16, "max_length": 24, "vocab": 150, "layers": 1, "width": 16}
-    words = [word for name, value in smaller.items() for word in (f"--task.{name}", value)]
-    words += ["--trainer.batch_size", 8, "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"]
-    answer = cli("reproduce", "vasudeva2025/civil-comments", "--quick", *words)
-    assert answer.code == 0, answer.err
-    expected = "a small BERT with random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
-    page = (tmp_path / "out" / "report.md").read_text("utf-8")
-    claims = json.loads((tmp_path / "out" / "claims.json").read_text("utf-8"))
-    assert f"**Not the whole task: {expected}" in page
-    assert page.index(expected) < page.index("## Claims")
-    assert [part.startswith(expected) for part in claims["parts"]] == [True]
-    assert f"note: not the whole task: {expected}" in answer.out
 
 
 def test_without_texts_that_mention_an_identity_there_is_no_worst_group(tmp_path: Path) -> None:
@@ -274,14 +213,6 @@ def test_the_split_is_the_published_one(source: TextSource, hashes: dict[int, st
     assert all(split_hash(n, source.n_val, source.salt) == expected for n, expected in hashes.items())
 
 
-def test_facts_tell_runs_on_other_rows_or_tokens_apart(root: Path, data: MNLIData) -> None:
-    assert data.facts() == MNLIData(root, **SMALL).facts()
-    assert data.facts()["validation"] == split_hash(80, 8, MNLI.salt)
-    assert MNLIData(root, **SMALL | {"vocab": 120}).facts()["tokenizer"] != data.facts()["tokenizer"]
-    write_mnli(root, pairs(80, 9))
-    assert MNLIData(root, **SMALL).facts()["files"] != data.facts()["files"]
-
-
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
@@ -304,27 +235,6 @@ def test_rows_with_lengths_come_once_an_epoch_at_their_batchs_width(n: int, batc
     assert [order.width(step) for step in steps] == [int(lengths[each].max()) for each in batches]
 
 
-def test_the_order_by_length_depends_on_seed_and_step_alone() -> None:
-    lengths = random_lengths(700)
-    forward = BatchOrder(700, 5, 1, CPU, lengths)
-    expected = [(forward.rows(step), forward.width(step)) for step in range(300)]
-    order = BatchOrder(700, 5, 1, CPU, lengths)
-    for step in (299, 0, 141, 140, 7, 7):
-        assert order.width(step) == expected[step][1]
-        assert torch.equal(order.rows(step), expected[step][0])
-    epochs = [{tuple(sorted(rows.tolist())) for rows, _ in expected[i : i + 140]} for i in (0, 140)]
-    assert len(epochs[0] & epochs[1]) < 5  # batches are formed anew
-    assert not torch.equal(forward.rows(0), BatchOrder(700, 5, 2, CPU, lengths).rows(0))
-
-
-def test_batches_of_an_epoch_do_not_come_by_length() -> None:
-    order = BatchOrder(6400, 10, 0, CPU, random_lengths(6400))
-    widths = torch.tensor([order.width(step) for step in range(640)], dtype=torch.float64)
-    steps = torch.arange(640.0, dtype=torch.float64)
-    assert abs(float(torch.corrcoef(torch.stack([widths, steps]))[0, 1])) < 0.15
-    assert abs(float(torch.corrcoef(torch.stack([widths[1:], widths[:-1]]))[0, 1])) < 0.15
-
-
 def test_without_lengths_the_order_is_unchanged() -> None:
     order = BatchOrder(103, 10, 7, CPU)
     for step in (0, 9, 10, 25):
@@ -333,17 +243,6 @@ def test_without_lengths_the_order_is_unchanged() -> None:
         assert torch.equal(order.rows(step), permutation[batch * 10 : batch * 10 + 10])
         assert order.width(step) is None
     assert torch.equal(BatchOrder(9, 9, 7, CPU).rows(4), torch.arange(9))
-
-
-def padding_share(lengths: Tensor, batch: int) -> float:
-    order = BatchOrder(len(lengths), batch, 0, CPU, lengths)
-    steps = range(order.batches_per_epoch)
-    padded = batch * sum(order.width(step) or 0 for step in steps)
-    return 1 - sum(int(lengths[order.rows(step)].sum()) for step in steps) / padded
-
-
-def test_little_of_a_batch_is_padding() -> None:
-    assert padding_share(random_lengths(20_000), 32) < 0.05
 
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------
@@ -501,13 +400,6 @@ def test_several_at_once_tokenise_once(root: Path, own_cache: Path, encodings: l
     assert len(encodings) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot write the cache .*file.* \(Not a directory\); .*BENCH_CACHE"):
-        MNLIData(root, **SMALL)
-
-
 def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,21 +410,6 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     with pytest.raises(OSError, match="No space left on device") as caught:
         MNLIData(root, **SMALL)
     assert caught.value.errno == errno.ENOSPC
-
-
-def test_a_folder_without_a_tokenizer_is_no_model_for_a_run_from_scratch(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no tokenizer in .*; remove --task.model"):
-        MNLIData(root, **SMALL | {"scratch": True, "model": str(tmp_path)})
-
-
-def test_great_token_numbers_are_kept(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = train_word_pieces(["hello world"] * 3, 100)
-    padded = {**tokenizer.get_vocab(), **{f"unused{i}": 70_000 + i for i in range(200)}, "zebra": 80_000}
-    (tmp_path / "great").mkdir()
-    word_pieces(padded).save(str(tmp_path / "great" / "tokenizer.json"))
-    data = SST2Data(write_sst2(tmp_path, ["zebra hello"] * 20), model=str(tmp_path / "great"))
-    assert data.batch("train", slice(0, 1)).ids.tolist()[0] == data.tokenizer.encode("zebra hello").ids
-    assert (80_000 in data.tokenizer.encode("zebra").ids, data.vocab_size) == (True, 80_001)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -583,13 +460,6 @@ def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path, data: MN
         MNLIData(write_mnli(tmp_path / "bad", columns), model=str(tmp_path), max_length=24)
     assert "\n" not in str(caught.value)
     assert "train.parquet" in str(caught.value)
-
-
-def test_a_file_without_rows_to_evaluate_is_named(root: Path) -> None:
-    file = root / "mnli" / "validation_mismatched.parquet"
-    pq.write_table(pq.read_table(file).slice(0, 0), file)
-    with pytest.raises(DataError, match=r"validation_mismatched.parquet of mnli has no rows to evaluate; copy it"):
-        MNLIData(root, **SMALL)
 
 
 @pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), None])
@@ -677,12 +547,6 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     assert levels == [("FAIL", "mnli"), ("note", "mnli")]
 
 
-def test_data_of_images_have_a_status_too(cli: Cli, fake_mnist: Path) -> None:
-    answer = cli("data", "status", "--task", "mnist")
-    assert (answer.code, answer.out.count("whole")) == (0, 4)
-    assert cli("data", "prepare", "--task", "mnist").code == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -754,22 +618,6 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 
 
 # -- real texts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
-    (tmp_path / "mnli").mkdir()
-    names = {
-        "train": "validation_mismatched",
-        "validation_matched": "validation_matched",
-        "validation_mismatched": "validation_matched",
-    }
-    for name, real in names.items():  # not the training file: tokenising it takes ten seconds
-        (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
-    data = MNLIData(tmp_path, scratch=True)
-    assert data.vocab_size == 8000
-    assert padding_share(data.lengths, 32) < 0.15
-    assert sorted(set(data.batch("train", slice(None)).labels.tolist())) == [0, 1, 2]
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:

@@ -158,23 +158,6 @@ def test_illegal_images_are_refused(train: Any, how: dict[str, Any], message: st
         image_data(train, **how)
 
 
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_user_data.py|pathlib"),
-        (
-            lambda root: {"train": (IMAGES, LABELS)},
-            "its samples have the keys train; return a dict with the keys train",
-        ),
-        (lambda root: None, "its samples are of type NoneType; return a dict"),
-    ],
-)
-def test_a_function_that_gives_no_samples_is_named(samples: Any, message: str) -> None:
-    for spec in (image_task("mine", samples, classes=3), text_task("mine", samples, classes=3)):
-        with pytest.raises(DataError, match=message):
-            spec.data_cls(Path("data"))
-
-
 def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     write_idx(tmp_path / "plain", array)
@@ -223,14 +206,6 @@ def test_more_than_256_classes_keep_their_labels() -> None:
     spec = text_task("many", lambda root: {"train": rows, "test": rows}, classes=300)
     data: Any = spec.data_cls(Path("data"), scratch=True)
     assert sorted(data.batch("test", slice(None)).labels.tolist()) == list(range(300))
-
-
-def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
-    data = text_data([(f"one {i}", f"two {i}", i % 2) for i in range(20)], [("one", "two", 1)])
-    batch = data.batch("test", slice(None))
-    assert data.sizes == {"train": 18, "val": 2, "test": 1}
-    assert batch.labels.tolist() == [1]
-    assert batch.types.any()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Tests of papers' claims: each returns holds, fails or undecided, with an effect and its interval.
 
-Intervals are 95 % over seeds; `verdicts.corrected` corrects for the number of claims. Rules of all tests: an interval
-that contains the bound is undecided; a claim with missing data (a run diverged, was cut off or never reached the level;
-there is only one seed) never holds; comparisons are paired by common seeds; numbers are finite or None. A claim on
-several arms holds if it holds for all and fails if it fails for one; the effect is that of the worst arm.
+Intervals are 95 % over seeds. An interval that contains the bound is undecided; a claim with missing data (a run
+diverged, was cut off or never reached the level; there is only one seed) never holds; comparisons are paired by common
+seeds. A claim on several arms holds if it holds for all and fails if it fails for one.
+
+Arguments of all tests: the arms by label; names of the arms that they compare; `measure`, `x` and `y`, columns of one
+table, or `step`; `below` or `above`, a level in units of the measure.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,19 +18,29 @@ import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, validate_call
 
 from bench.errors import UserError, check_known, unknown
-from bench.papers.arms import Arm
-from bench.papers.series import common_series, first_reached, how_ended, paired, points_within, too_few, values_at
+from bench.papers.arms import (
+    Arm,
+    Arms,
+    chosen,
+    first_reached,
+    how_ended,
+    paired,
+    points_within,
+    series,
+    too_few,
+    values_at,
+)
 from bench.papers.verdicts import Finding, Part, Verdict, in_words, over_seeds, together, within, without_numbers
 from bench.results import stats
 from bench.results.stats import Array
 from bench.text import number, why_wrong
 
 if TYPE_CHECKING:  # pydantic validates the other arguments
-    Results = Mapping[str, Arm]
+    Results = Arms
 else:
     Results = Any
 Names = Annotated[list[str], Field(min_length=1)]
-Number = FiniteFloat
+Level = FiniteFloat | None
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Range = tuple[FiniteFloat, FiniteFloat]
@@ -37,13 +49,8 @@ _LOGS_OF_Y = {"loglog": 1, "semilogy": 1, "stretched": 2, "logarithmic": 1}
 """How often a scale of `slope` takes the logarithm; twice is ln(ln x) of x and ln(-ln y) of y."""
 
 
-def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
-    """Test a claim.
-
-    Args:
-        test: one of `CLAIMS`.
-        arms: the results, by the names that the arguments use.
-        arguments: of the test, as in YAML.
+def judge(test: str, arms: Arms, /, **arguments: Any) -> Finding:
+    """Test a claim, with arguments as in YAML.
 
     Raises:
         UserError: the test, an arm, a column or an argument is unknown, missing or illegal.
@@ -53,42 +60,24 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
         return CLAIMS[test](arms, **arguments)
     except ValidationError as error:
         # A misspelt argument is also a missing one.
-        first = min(error.errors(), key=lambda error_item: error_item["type"] != "unexpected_keyword_argument")
-        name, known = str(first["loc"][0]), list(signature(CLAIMS[test]).parameters)[1:]
+        first = min(error.errors(), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
+        name = str(first["loc"][0])
         if first["type"] == "unexpected_keyword_argument":
-            raise unknown(f"argument of {test}", name, known) from None
-        if first["type"] == "missing_keyword_only_argument":
-            raise UserError(f"{test} lacks the argument {name!r}; it takes {', '.join(known)}") from None
-        raise UserError(f"{test}: {name}={arguments[name]!r}: {why_wrong(first['msg'])}") from None
+            raise unknown(f"argument of {test}", name, list(signature(CLAIMS[test]).parameters)[1:]) from None
+        raise UserError(f"{test}: {name}={arguments.get(name)!r}: {why_wrong(first['msg'])}") from None
 
 
 # -- the tests ------------------------------------------------------------------------------------------------------
 
 
 def reaches(
-    results: Results,
-    /,
-    *,
-    measure: str,
-    arms: Names,
-    below: Number | None = None,
-    above: Number | None = None,
-    at: Number | None = None,
+    results: Results, /, *, measure: str, arms: Names, below: Level = None, above: Level = None, at: Level = None
 ) -> Finding:
-    """Every arm's measure is at or below (above) a level at a step, or at the end.
+    """Every arm's measure is at or below (above) a level at step `at`, or at the end.
 
-    Holds if the interval of every arm is on that side. Fails if the interval of one arm is entirely on the other side,
-    or one of its runs diverged. Otherwise undecided, as are arms with one seed or with a run that was cut off before
-    the step.
-
-    Args:
-        results: arms by name.
-        measure: a column.
-        arms: names.
-        below: the level, in units of the measure; this or `above`.
-        above: the level, in units of the measure; this or `below`.
-        at: the step; the latest measurement up to it counts, and a run that converged earlier keeps its last value.
-            None: the last value of each run, which must have completed.
+    Fails if the interval of one arm is entirely on the other side, or one of its runs diverged. At a step, the latest
+    measurement up to it counts, and a run that converged earlier keeps its last value; without a step, the last value
+    of each run, which must have completed.
     """
     low, high = _level(below, above)
 
@@ -98,7 +87,7 @@ def reaches(
         x = over_seeds(values_at(results, arm, measure, at, at))
         return within(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {in_words(x)}")
 
-    return together(map(part, _arms(results, arms)))
+    return together(map(part, chosen(results, arms)))
 
 
 def sooner(
@@ -109,32 +98,20 @@ def sooner(
     fast: Names,
     slow: str,
     factor: Positive,
-    below: Number | None = None,
-    above: Number | None = None,
+    below: Level = None,
+    above: Level = None,
 ) -> Finding:
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
     The interval is that of the mean logarithm of the ratio slow / fast, paired by seed. Steps between two measurements
     are unknown, so the low end comes from the smallest possible ratio and the high end from the largest. A slow run
     that never reached the level counts with its last step: the ratio is then a lower bound ("at least") without an
-    upper end.
-
-    Holds if the low end is at least `factor` for every fast arm. Fails if the high end is below it for one, or if one
-    of its runs diverged, or completed without reaching a level that the slow arm reached. Otherwise undecided, as are
-    arms with a run that was cut off before the level.
-
-    Args:
-        results: arms by name.
-        measure: a column.
-        fast: names of the arms claimed to be faster.
-        slow: name of the slow arm.
-        factor: smallest ratio, in (0, inf).
-        below: the level, in units of the measure; this or `above`.
-        above: the level, in units of the measure; this or `below`.
+    upper end. Fails if the high end is below the factor for one fast arm, or if one of its runs diverged, or completed
+    without reaching a level that the slow arm reached.
     """
     level, unit = _level(below, above), "times as many steps"
     goal = f"{measure} was at most {below:g}" if below is not None else f"{measure} was at least {above:g}"
-    (other,) = _arms(results, [slow])
+    (other,) = chosen(results, [slow])
 
     def part(arm: Arm) -> Part:
         i, j = paired(arm, other)
@@ -160,7 +137,7 @@ def sooner(
             text += " and the last step counts"
         return within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most)
 
-    return together(map(part, _arms(results, fast)))
+    return together(map(part, chosen(results, fast)))
 
 
 def slope(
@@ -171,47 +148,35 @@ def slope(
     x: str,
     y: str,
     scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched", "logarithmic"],
-    window: Range | None = None,
-    at_least: Number | None = None,
-    at_most: Number | None = None,
+    window: Range = (-math.inf, math.inf),
+    at_least: Level = None,
+    at_most: Level = None,
     min_r2: Share | None = None,
     faster: Literal["above", "below"] | None = None,
 ) -> Finding:
-    """The least-squares slope of y on x, one for each seed, is in a range.
+    """The least-squares slope of y on x, one for each seed, is in [at_least, at_most].
 
     Logarithms are natural. For fits against log x the points are thinned first (`stats.thin`), since points at every
     step would give nearly all weight to the right end. Points without a logarithm are excluded.
 
-    Holds if the interval of the slopes is in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
-    seed. Fails if the interval of one arm is entirely outside, or R^2 is smaller for every seed; a slope entirely on
-    the side named by `faster` is faster than claimed instead. Otherwise undecided, as are arms with fewer than 3 points
-    for a seed (after thinning), with a run that did not complete, or with one seed.
+    R^2 is to be at least min_r2, in (0, 1], for every seed, and fails if it is smaller for all. A slope entirely on the
+    side named by `faster` is faster than claimed. Arms with fewer than 3 points for a seed (after thinning) or with a
+    run that did not complete are undecided.
 
-    Args:
-        results: arms by name.
-        arms: names.
-        x: a column, or `step`.
-        y: a column of the same table.
-        scale: which logarithms are taken: none, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose
-            slope is the exponent p of a stretched exponential y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose
-            slope is the exponent q of y = c (ln x)^q.
-        window: the fitted range of x, ends included; None: all.
-        at_least: smallest slope; None: any.
-        at_most: largest slope; None: any.
-        min_r2: smallest R^2, in (0, 1]; None: any.
-        faster: which slopes outside the range are faster than claimed: those `above` or `below` it; None: neither.
+    `scale` says which logarithms are taken: none, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose slope is
+    the exponent p of a stretched exponential y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose slope is the
+    exponent q of y = c (ln x)^q. `window` is the fitted range of x, ends included.
     """
     if at_least is None and at_most is None and min_r2 is None:
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
-    low, high = _ordered("at_least and at_most", at_least, at_most)
-    fitted = _ordered("window", *(window or (None, None)))
+    low, high = _range(at_least, at_most)
     logs_x, logs_y = _LOGS_OF_X.get(scale, 0), _LOGS_OF_Y.get(scale, 0)
     name = (y, f"ln({y})", f"ln(-ln({y}))")[logs_y]
     per = (x, f"ln({x})", f"ln(ln({x}))")[logs_x]
     unit = f"{name} per {per}"
 
     def part(arm: Arm) -> Part:
-        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, window=fitted)
+        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, window=window)
         if logs_y == 2:
             points = [(u[v < 1], v[v < 1]) for u, v in points]
         if logs_x:
@@ -230,39 +195,32 @@ def slope(
         if logs_y == 2:
             text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(gradient)}"
         elif logs_x and logs_y:
-            text = f"{y} of {arm.label} goes as {f'ln({x})' if logs_x == 2 else x} to the power {in_words(gradient)}"
+            base = f"ln({x})" if logs_x == 2 else x
+            text = f"{y} of {arm.label} goes as {base} to the power {in_words(gradient)}"
         else:
             text = f"{name} of {arm.label} changes by {in_words(gradient)} per unit of {per}"
         text += f", for {x} from {number(begin)} to {number(end)}, with R^2 from {r2.min():.4f} to {r2.max():.4f}"
         return within(gradient, low, high, unit, text, limit=limit, faster=faster)
 
-    return together(map(part, _arms(results, arms)))
+    return together(map(part, chosen(results, arms)))
 
 
 def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
-    Holds if the interval of the difference better - worse is below 0 for every better arm. Fails if it is above 0 for
-    one, or if one of its runs diverged. Otherwise undecided, as are pairs with a diverged run in the worse arm or with
-    a run that was cut off before the steps that count. A run that converged earlier keeps its last value.
-
-    Args:
-        results: arms by name.
-        measure: a column.
-        better: names of the arms claimed to be lower.
-        worse: name of the other arm.
-        last: fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]. None: the
-            last value of each run, regardless of its number of steps.
+    `last` is the fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]; None: the
+    last value of each run, regardless of its number of steps. Fails if a run of a better arm diverged. Pairs with a
+    diverged run in the worse arm, or a run that was cut off before the steps that count, are undecided.
     """
     unit = f"difference of {measure}"
-    (other,) = _arms(results, [worse])
+    (other,) = chosen(results, [worse])
 
     def part(arm: Arm) -> Part:
         i, j = paired(arm, other)
         start = end = None
         steps = "at the end of each run"
         if last is not None:
-            end = max(common_series(results, side, measure)[0][-1] for side in (arm, other))
+            end = max(series(results, side, measure)[0][-1] for side in (arm, other))
             start = end * (1 - last)
             steps = f"over steps {number(start)} to {number(end)}"
         values, others = (values_at(results, side, measure, start, end) for side in (arm, other))
@@ -275,7 +233,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}{means}"
         return within(x, -math.inf, 0, unit, text, ties=False)
 
-    return together(map(part, _arms(results, better)))
+    return together(map(part, chosen(results, better)))
 
 
 def trend(
@@ -286,30 +244,22 @@ def trend(
     arms: Annotated[list[str], Field(min_length=2)],
     factor: str,
     direction: Literal["increases", "decreases"],
-    at: Number | None = None,
+    at: Level = None,
 ) -> Finding:
     """A positive measure increases (decreases) with a setting, by the slope of its log on the setting's log.
 
-    Holds if the interval of the slopes, one per seed, is on the claimed side of 0 and the means of the logarithms
-    change in that direction from each arm to the next. Fails if the interval is entirely on the other side. Otherwise
-    undecided, also if a value is not positive, or a run diverged or was cut off before the step.
-
-    Args:
-        results: arms by name.
-        measure: a column.
-        arms: names of two or more that differ in the setting.
-        factor: the setting, in dotted form (`task.H`), with positive numbers.
-        direction: `increases` or `decreases`.
-        at: the step, as for `reaches`; None: the end.
+    `factor` is the setting, in dotted form (`task.H`), with positive numbers that differ by arm; `at` a step, as for
+    `reaches`. To hold, the means of the logarithms must also change in that direction from each arm to the next. With a
+    value that is not positive, or a run that diverged or was cut off before the step, it is undecided.
     """
-    chosen = sorted(_arms(results, arms), key=lambda arm: _setting(arm, factor))
-    settings = np.array([_setting(arm, factor) for arm in chosen])
-    if len(np.unique(settings)) < len(chosen):
+    compared = sorted(chosen(results, arms), key=lambda arm: _setting(arm, factor))
+    settings = np.array([_setting(arm, factor) for arm in compared])
+    if len(np.unique(settings)) < len(compared):
         raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
-    pairs = zip(chosen, paired(*chosen), strict=True)
+    pairs = zip(compared, paired(*compared), strict=True)
     values = np.array([values_at(results, arm, measure, at, at)[seeds] for arm, seeds in pairs])
     what, unit = f"{measure} {_when(at)}", f"ln({measure}) per ln({factor})"
-    missing = "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen)))
+    missing = "; ".join(filter(None, (how_ended(arm, "diverged") for arm in compared)))
     for bad, lack in ((~np.isfinite(values), "has no value"), (values <= 0, "is not positive")):
         if bad.any() and not missing:
             missing = f"{what} {lack} in {bad.sum()} of {bad.size} runs"
@@ -325,38 +275,27 @@ def trend(
 
 
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
-    """The local exponent of y in x stays in a range over at least this many decades of x.
+    """The local exponent of y in x (`stats.power_law_decades`) stays in a range over at least this many decades of x.
 
-    `stats.power_law_decades` defines the local exponent. Points without a logarithm are excluded.
-
-    Holds if the interval of the longest stretches, one per seed, is at or above `decades` for every arm. Fails if it is
-    entirely below for one. Otherwise undecided, as are arms with fewer than 3 points for a seed, with a run that did
-    not complete, or with one seed.
-
-    Args:
-        results: arms by name.
-        arms: names.
-        x: a column, or `step`.
-        y: a column of the same table.
-        between: range of the exponent, ends included.
-        decades: smallest length, in powers of ten of x.
+    The interval is that of the longest stretches, one per seed. Arms with fewer than 3 points for a seed, or with a run
+    that did not complete, are undecided.
     """
-    low, high = _ordered("between", *between)
+    low, high = between
 
     def part(arm: Arm) -> Part:
-        points = points_within(results, arm, x, y, log_x=True, log_y=True)
+        points = points_within(results, arm, x, y, log_x=True, log_y=True, window=(-math.inf, math.inf))
         if missing := how_ended(arm) or too_few(arm, points):
             return without_numbers("undecided", "decades", missing)
         length = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
         text = f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(length)} decades of"
         return within(length, decades, math.inf, "decades", f"{text} {x}")
 
-    return together(map(part, _arms(results, arms)))
+    return together(map(part, chosen(results, arms)))
 
 
-_checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 CLAIMS: dict[str, Callable[..., Finding]] = {
-    test.__name__: _checked(test) for test in (reaches, sooner, slope, lower, trend, slope_region)
+    test.__name__: validate_call(config=ConfigDict(arbitrary_types_allowed=True))(test)
+    for test in (reaches, sooner, slope, lower, trend, slope_region)
 }
 
 
@@ -383,29 +322,9 @@ def _range(low: float | None, high: float | None) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _ordered(name: str, low: float | None, high: float | None) -> tuple[float, float]:
-    low, high = _range(low, high)
-    if low > high:
-        raise UserError(f"{name}: {low:g} is larger than {high:g}; give the smaller one first")
-    return low, high
-
-
-def _arms(results: Mapping[str, Arm], names: Sequence[str]) -> list[Arm]:
-    check_known("arm", names, results)
-    for name in names:
-        if not results[name].runs:
-            raise UserError(f"arm {name!r} has no runs; train it first")
-    return [results[name] for name in names]
-
-
 def _setting(arm: Arm, name: str) -> float:
     check_known(f"setting of {arm.label}", [name], arm.settings)
-    try:
-        value = float(arm.settings[name])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UserError(
-            f"{name}={arm.settings[name]!r} of {arm.label} is not a positive number; name a setting that is"
-        )
-    return value
+    value = arm.settings[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{name}={value!r} of {arm.label} is not a positive number; name a setting that is")
+    return float(value)

@@ -23,9 +23,7 @@ CORRECTION = (
     " the probability of any false “holds” or “fails” is 5 % at most. This does not cover verdicts over"
     " readings or over points of a search, which are corrected within their claim (Holm). Intervals are 95 % each."
 )
-
 CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
-"""Below `CORRECTION`, which shipped pages repeat in their JSON."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,8 @@ class Reproduction:
         findings: by claim, with Holm's correction over the claims.
         arms: the runs, by label.
         without: seeds that are left out, with the reason.
-        region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
-            was searched.
-        altered: whether the command line changed settings that change results, or took fewer seeds than the YAML.
+        region: the findings by point of the search and claim, with Holm's correction over the points.
+        altered: whether the command line gave settings that may change results, or fewer seeds than the YAML.
     """
 
     name: str
@@ -86,21 +83,14 @@ class Reproduction:
     altered: bool = False
 
     @property
-    def claims(self) -> Iterator[tuple[Claim, Finding]]:
-        """The claims with their findings."""
-        return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
-
-    @property
-    def small(self) -> bool:
-        """Whether the runs are smaller than the experiment's, or otherwise altered, so that no claim is settled."""
-        return bool(self.version.quick or self.altered or self.parts or self.experiment.undersized)
-
-    def said(self, claim: Claim) -> str:
-        """A verdict in words; small or altered runs give no verdict on the paper."""
-        finding = self.findings[claim.name]
-        readings = [reading.verdict for reading in finding.readings.values()]
-        region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-        return said(finding.verdict, readings, region, small=self.small)
+    def claims(self) -> Iterator[tuple[str, Claim, Finding]]:
+        """The claims: verdict in words, where small or altered runs give none on the paper; claim; finding."""
+        small = bool(self.version.quick or self.altered or self.remarks)
+        for claim in self.experiment.claims:
+            finding = self.findings[claim.name]
+            readings = [reading.verdict for reading in finding.readings.values()]
+            region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
+            yield said(finding.verdict, readings, region, small=small), claim, finding
 
     @property
     def runs(self) -> list[RunResult]:
@@ -112,134 +102,131 @@ class Reproduction:
         """The trained parts of the task, for runs that are not on all of it (`RunResult.part`)."""
         return sorted({run.part for run in self.runs if run.part})
 
+    @property
+    def remarks(self) -> list[str]:
+        """Why the runs are less than the paper's."""
+        size = [f"smaller than the paper's: {self.experiment.undersized}"] if self.experiment.undersized else []
+        return [*(f"not the whole task: {part}." for part in self.parts), *size]
 
-def as_json(result: Reproduction) -> dict[str, Any]:
-    """Everything except the curves, as strict JSON."""
-    return plain(
-        {
-            "experiment": result.name,
-            "title": result.experiment.title,
-            "paper": result.experiment.paper,
-            "quick": result.version.quick,
-            "changes": dict(result.version.changes),
-            "small_run": result.small,
-            "undersized": result.experiment.undersized,
-            "seeds": result.experiment.seeds,
-            "seeds_left_out": dict(result.without),
-            "parts": result.parts,
-            "correction": CORRECTION,
-            "notes": result.experiment.notes,
-            "claims": [
-                {"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
-                for claim, finding in result.claims
-            ],
-            "search": [
-                {"at": point, **{name: asdict(f) for name, f in findings.items()}} for point, findings in result.region
-            ],
-            "environments": _machines(result.runs),
-            "versions": _distinct(run.versions for run in result.runs),
-            "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
-        }
-    )
+    @property
+    def machines(self) -> list[dict[str, Any]]:
+        """The environments of the runs, without the width of their blocks."""
+        return _distinct({name: x for name, x in run.environment.items() if name != "width"} for run in self.runs)
 
-
-def _machines(runs: Iterable[RunResult]) -> list[dict[str, Any]]:
-    """The environments of runs, without the width of their blocks."""
-    return _distinct({name: v for name, v in run.environment.items() if name != "width"} for run in runs)
+    @property
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions of packages that the runs had."""
+        return _distinct(run.versions for run in self.runs)
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(text) for text in dict.fromkeys(json.dumps(value, sort_keys=True) for value in values)]
 
 
+def as_json(result: Reproduction) -> dict[str, Any]:
+    """Everything except the curves, as strict JSON."""
+    experiment = result.experiment
+    return plain(
+        {
+            "experiment": result.name,
+            "title": experiment.title,
+            "paper": experiment.paper,
+            "quick": result.version.quick,
+            "changes": dict(result.version.changes),
+            "small_run": bool(result.version.quick or result.altered or result.remarks),
+            "undersized": experiment.undersized,
+            "seeds": experiment.seeds,
+            "seeds_left_out": dict(result.without),
+            "parts": result.parts,
+            "correction": CORRECTION,
+            "notes": experiment.notes,
+            "claims": [
+                {"said": verdict} | claim.model_dump() | experiment.arguments(claim) | asdict(finding)
+                for verdict, claim, finding in result.claims
+            ],
+            "search": [{"at": at, **{name: asdict(f) for name, f in found.items()}} for at, found in result.region],
+            "environments": result.machines,
+            "versions": result.versions,
+            "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
+        }
+    )
+
+
 def page(result: Reproduction) -> str:
     """The report as Markdown: figure, claims beside the paper's statements, and the runs behind them."""
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
-    lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
-    warnings = {
-        "The command line changed settings or seeds: this is not the experiment as defined.": result.altered
-        or result.version.seeds is not None,
-        "This is the quick version: few seeds and few steps. Its verdicts are no evidence.": result.version.quick,
-        **{f"Not the whole task: {part}.": True for part in result.parts},
-        f"Smaller than the paper's: {experiment.undersized}": experiment.undersized,
-    }
-    lines += [line for warning, given in warnings.items() if given for line in (f"**{warning}**", "")]
-    lines += ["![figure](figure.png)", "", "## Claims", "", f"{CORRECTION} {CONSEQUENCE}", ""]
-    claims = [(result.said(claim), claim.name, claim.statement, finding) for claim, finding in result.claims]
-    lines += _findings("the paper's statement, in short", claims)
+    parts = [f"# {experiment.title}", f"{experiment.paper}. Made by `{again}`."]
+    if result.altered or result.version.seeds is not None:
+        parts += ["**The command line changed settings or seeds: this is not the experiment as defined.**"]
+    if result.version.quick:
+        parts += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**"]
+    parts += [f"**{remark[0].upper()}{remark[1:]}**" for remark in result.remarks]
+    parts += ["![figure](figure.png)", "## Claims", f"{CORRECTION} {CONSEQUENCE}"]
+    claims = [(verdict, claim.name, claim.statement, finding) for verdict, claim, finding in result.claims]
+    parts += [_findings("the paper's statement, in short", claims)]
     readings = [
-        (verdicts_at.verdict, claim.name, reading, verdicts_at)
-        for claim, finding in result.claims
-        for reading, verdicts_at in finding.readings.items()
+        (of_reading.verdict, claim.name, reading, of_reading)
+        for _, claim, finding in result.claims
+        for reading, of_reading in finding.readings.items()
     ]
     if readings:
-        lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
-        lines += _findings("reading", readings)
-    if result.region:
-        assert experiment.search is not None
-        names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
-        lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
-        verdicts_at = [
-            [findings[name].verdict if name in findings else "no solution" for name in names]
-            for _, findings in result.region
-        ]
-        rows = [
-            (" ".join(as_options(point)), *verdicts)
-            for (point, _), verdicts in zip(result.region, verdicts_at, strict=True)
-        ]
-        lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
-        for name, *verdicts in zip(names, *verdicts_at, strict=True):
-            count = Counter(verdicts)
-            where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
-            itself = result.findings[name].verdict
-            lines += ["", f"`{name}`: {where} of {len(result.region)} points; {itself} in the experiment itself."]
-    lines += ["", "## Runs", ""]
+        parts += ["## Readings", "Where the text, or our threshold, allows several readings."]
+        parts += [_findings("reading", readings)]
+    if result.region and experiment.search:
+        parts += ["## Where the claims hold", experiment.search.why, "![map](map.png)", *_region(result)]
     rows = [
         (
             label,
             " ".join(as_options(experiment.arms[label])),
-            len(runs),
-            max(run.steps for run in runs),
-            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
-            duration(sum(run.wall_s for run in runs)),
+            len(arm.runs),
+            max(run.steps for run in arm.runs.values()),
+            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in arm.runs.values()).items()),
+            duration(sum(run.wall_s for run in arm.runs.values())),
         )
         for label, arm in result.arms.items()
-        for runs in [arm.runs.values()]
     ]
     settings = Column("settings", "settings", markup="code")
-    lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
-    shared = {
-        name: x
-        for name, x in experiment.common.items()
-        if not any(name in settings for settings in experiment.arms.values())
-    }
-    lines += ["", f"All arms: `{' '.join(as_options(shared))}`."]
-    thin = [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]
-    why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use these"
-    for section in (
-        [f"{listed(thin)}: {why}."] * bool(thin),
-        [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
-        [f"* {note}" for note in experiment.notes],
-    ):
-        lines += ["", *section] if section else []
-    lines += [""]
-    for environment in _machines(result.runs):
-        where = ", ".join(
-            counted(value, name[:-1]) if name in ("cores", "threads") else str(value)
-            for name, value in environment.items()
-            if value
-        )
-        lines += [f"Machine: {where}."]
-    for versions in _distinct(run.versions for run in result.runs):
-        lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
-    return "\n".join([*lines, ""])
+    parts += ["## Runs", _markdown(["arm", settings, "seeds", "steps", "ended", "time in all"], rows)]
+    of_arms = {name for arm in experiment.arms.values() for name in arm}
+    shared = {name: value for name, value in experiment.common.items() if name not in of_arms}
+    parts += [f"All arms: `{' '.join(as_options(shared))}`."]
+    if thin := [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]:
+        why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use"
+        parts += [f"{listed(thin)}: {why} these."]
+    parts += [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()]
+    parts += ["\n".join(f"* {note}" for note in experiment.notes)] * bool(experiment.notes)
+    lines = []
+    for machine in result.machines:
+        values = {name: counted(x, name[:-1]) if name in ("cores", "threads") else x for name, x in machine.items()}
+        lines.append(f"Machine: {', '.join(str(value) for name, value in values.items() if machine[name])}.")
+    for versions in result.versions:
+        lines.append(f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.")
+    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
 
-def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> list[str]:
+def _region(result: Reproduction) -> Iterator[str]:
+    """Verdicts by point of the search, and their counts by claim."""
+    names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
+    rows = [
+        (" ".join(as_options(at)), *(findings[name].verdict if name in findings else "no solution" for name in names))
+        for at, findings in result.region
+    ]
+    yield _markdown([Column("at", "open constants", markup="code"), *names], rows)
+    for k, name in enumerate(names, 1):
+        counts = ", ".join(f"{verdict} at {n}" for verdict, n in Counter(row[k] for row in rows).most_common())
+        overall = result.findings[name].verdict
+        yield f"`{name}`: {counts} of {len(rows)} points; {overall} in the experiment itself."
+
+
+def _markdown(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
+    return "\n".join(markdown_table(Table.of(columns, rows)))
+
+
+def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> str:
     """A table of findings: the verdict, the name of the claim and `what` come first."""
     columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
-    return markdown_table(Table.of(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows]))
+    return _markdown(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
 
 
 def _effect(finding: Finding) -> str:
@@ -251,16 +238,17 @@ def _effect(finding: Finding) -> str:
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """The verdicts on an experiment's claims, and the folder of the output."""
-    lines = [f"{result.name}: {result.experiment.title}"]
-    pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [
-        row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", text))
+        row
+        for verdict, claim, finding in result.claims
+        for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", finding.text))
     ]
-    lines += shown(Table.facts(rows, least=9), "  ")
-    if result.version.quick:
-        lines.append("note: this is the quick version; its verdicts are no evidence")
-    lines += [f"note: not the whole task: {part}" for part in result.parts]
-    if result.experiment.undersized:
-        lines.append(f"note: smaller than the paper's: {result.experiment.undersized}")
-    lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
-    return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]
+    notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick
+    notes += [remark.removesuffix(".") for remark in result.remarks]
+    notes += [f"seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
+    return [
+        f"{result.name}: {result.experiment.title}",
+        *shown(Table.facts(rows, least=9), "  "),
+        *(f"note: {note}" for note in notes),
+        f"written to {folder}: report.md, figure.png, figure.pdf and claims.json",
+    ]

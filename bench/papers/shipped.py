@@ -1,22 +1,20 @@
 """`bench claims`: the verdicts on the claims of all papers, read from `claims.json` of their pages."""
 
-import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
 
 from bench.errors import UserError, check_known
-from bench.papers.experiments import statement
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.render import markdown_table
 from bench.results.table import Board, Column, Table
 from bench.store.load import Damaged, read_bytes
-from bench.text import clean, in_markdown, located, why_wrong
+from bench.text import clean, in_markdown, why_wrong
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
 """Note below the counts."""
@@ -57,26 +55,18 @@ class Page(BaseModel):
         return self.experiment.partition("/")[0]
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """The claims of a folder.
+class Shipped(NamedTuple):
+    """The pages of a folder, sorted by experiment, and why others cannot be read."""
 
-    Attributes:
-        pages: sorted by experiment.
-        damaged: pages that cannot be read, with the reason.
-    """
-
-    pages: Sequence[Page]
-    damaged: Sequence[str]
+    pages: list[Page]
+    damaged: list[str]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Number of the paper's claims by paper and verdict, in the order of `SAID`."""
-        counts: dict[str, dict[str, int]] = {}
+        by_paper = {page.paper: Counter[str]() for page in self.pages}
         for page in self.pages:
-            for claim in page.claims:
-                if not claim.ours:
-                    counts.setdefault(page.paper, dict.fromkeys(SAID, 0))[claim.said] += 1
-        return {paper: {said: n for said, n in by_verdict.items() if n} for paper, by_verdict in counts.items()}
+            by_paper[page.paper].update(claim.said for claim in page.claims if not claim.ours)
+        return {paper: {said: n[said] for said in SAID if n[said]} for paper, n in by_paper.items() if n}
 
 
 def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
@@ -89,18 +79,16 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
     Raises:
         UserError: there are no claims, or a paper has none.
     """
-    pages, damaged = [], []
+    pages, damaged = list[Page](), list[str]()
     for path in sorted(folder.glob("*/*/claims.json")):
-        content: Any = None
         try:
-            content = json.loads(read_bytes(path))
-            pages.append(Page.model_validate(content))
+            pages.append(Page.model_validate_json(read_bytes(path)))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ": ".join(map(str, located(first, content)))
-            damaged.append(clean(f"{path}: {place}: {why_wrong(first['msg'])}; run the experiment again"))
-        except (Damaged, ValueError) as error:
-            damaged.append(str(error) if isinstance(error, Damaged) else clean(f"{path}: it is not valid JSON"))
+            place = "".join(f"{part}: " for part in first["loc"])
+            damaged.append(clean(f"{path}: {place}{why_wrong(first['msg'])}; run the experiment again"))
+        except Damaged as error:
+            damaged.append(str(error))
     known = list(dict.fromkeys(page.paper for page in pages))
     if not known and not damaged:
         raise UserError(
@@ -112,9 +100,9 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
 
 def board(shipped: Shipped) -> Board:
     """Number of claims by paper and verdict, and every claim with its effect."""
-    words = [said for said in SAID if any(said in by_verdict for by_verdict in shipped.counts().values())]
-    rows: list[dict[str, Any]] = [{"paper": paper, **by_verdict} for paper, by_verdict in shipped.counts().items()]
-    counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
+    counts = shipped.counts()
+    verdicts = [Column(said, said) for said in SAID if any(said in of_paper for of_paper in counts.values())]
+    by_paper = [{"paper": paper, **of_paper} for paper, of_paper in counts.items()]
     columns = [
         Column("experiment", "experiment"),
         Column("claim", "claim"),
@@ -128,12 +116,16 @@ def board(shipped: Shipped) -> Board:
     claims = [
         {"experiment": page.experiment, "claim": claim.name}
         | claim.model_dump(exclude={"name"})
-        | {"paper": statement(claim.paper, ours=claim.ours)}
+        | {"paper": "ours: " * claim.ours + claim.paper}
         for page in shipped.pages
         for claim in page.claims
     ]
     notes = [f"{page.experiment}: {page.correction}" for page in shipped.pages if page.correction != CORRECTION]
-    return Board("claims", "Claims of papers", [counts, Table("claims", columns, claims, notes)], [CORRECTION, OURS])
+    tables = [
+        Table("claims by paper", [Column("paper", "paper"), *verdicts], by_paper),
+        Table("claims", columns, claims, notes),
+    ]
+    return Board("claims", "Claims of papers", tables, [CORRECTION, OURS])
 
 
 def summary(shipped: Shipped) -> str:
@@ -148,9 +140,7 @@ def summary(shipped: Shipped) -> str:
 def by_experiment(shipped: Shipped, link: str) -> str:
     """A table in Markdown: a row for each experiment and verdict, with the names of the claims.
 
-    Args:
-        shipped: the claims.
-        link: path from the table to the folder of the pages, as `../results`.
+    `link` is the path from the table to the folder of the pages, as `../results`.
     """
     rows = [
         (page.experiment, said, names)
@@ -158,9 +148,7 @@ def by_experiment(shipped: Shipped, link: str) -> str:
         for said in SAID
         if (names := ", ".join(f"{claim.name}{' (ours)' * claim.ours}" for claim in page.claims if claim.said == said))
     ]
-
-    def linked(name: str) -> str:
-        return f"[{in_markdown(name)}]({link}/{name}/report.md)"
-
-    columns = [Column("experiment", "experiment", markup=linked), "verdict", "claims"]
-    return "\n".join([*markdown_table(Table.of(columns, rows)), ""])
+    experiment = Column(
+        "experiment", "experiment", markup=lambda name: f"[{in_markdown(name)}]({link}/{name}/report.md)"
+    )
+    return "\n".join([*markdown_table(Table.of([experiment, "verdict", "claims"], rows)), ""])

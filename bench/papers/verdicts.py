@@ -1,10 +1,4 @@
-"""Verdicts on claims from intervals, each with a sentence.
-
-An interval that contains a bound is undecided, and so is a single seed. A claim in several parts holds if all hold and
-fails if one fails; its numbers are those of the worst part. Numbers are finite or None.
-
-`corrected` corrects for the number of claims of an experiment; `said` words a verdict for a page.
-"""
+"""Verdicts on claims from intervals, each with a sentence, and their correction for the number of claims."""
 
 import math
 from collections import Counter
@@ -92,21 +86,13 @@ def within(
     least: Interval | None = None,
     most: Interval | None = None,
 ) -> Part:
-    """Whether the mean is in [low, high].
+    """Whether the mean, with interval x (None if a run has no value), is in [low, high].
 
-    Args:
-        x: interval of the mean; None if a run has no value.
-        low: smallest claimed value.
-        high: largest claimed value.
-        unit: of the effect.
-        text: the sentence, without the number of seeds.
-        shown: the interval in the unit of the effect, if x has another unit.
-        ties: whether an interval that ends exactly at the bound 0 is inside.
-        limit: the best possible verdict; "fails" if another condition fails with every seed, whose level is that of a
-            sign test, 2^-n; if the interval fails too, twice the smaller level (Bonferroni).
-        faster: on which side of the range a rate is faster than claimed.
-        least: interval of the smallest possible value, from which x has its low end; x by default.
-        most: interval of the largest possible value, from which x has its high end; x by default.
+    `text` is the sentence without the number of seeds, `shown` the interval in the unit of the effect, if x has another
+    one. `least` and `most` are intervals of the smallest and largest possible value, if x has its ends from them.
+    Without `ties`, an interval that ends exactly at the bound 0 is not inside. `limit` is the best possible verdict;
+    "fails" if another condition fails with every seed, whose level is that of a sign test, 2^-n; if the interval fails
+    too, twice the smaller level (Bonferroni). `faster` is the side of the range on which a rate is faster than claimed.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -162,10 +148,7 @@ def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
     """Combine the readings of a claim: their verdict if all agree, which needs no correction, else undecided.
 
-    If they disagree, each finding gets Holm's correction over the readings.
-
-    Args:
-        findings: by reading; at least one. A single one is returned unchanged.
+    If they disagree, each finding gets Holm's correction over the readings. A single one is returned unchanged.
     """
     first = next(iter(findings.values()))
     if len(findings) == 1:
@@ -179,27 +162,17 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     return Finding(verdict, None, None, None, "", text, p, findings)
 
 
-def _contradict(verdicts: Iterable[str]) -> bool:
-    """Whether some verdicts are failures and others are not; undecided ones do not count."""
-    decided = set(verdicts) - {"undecided"}
-    return "fails" in decided and len(decided) > 1
-
-
 def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
-    """A verdict in the words of a page, one of `SAID`.
+    """A verdict in the words of a page, one of `SAID`; with its readings and its verdicts at the points of a search.
 
-    Args:
-        verdict: of the claim.
-        readings: verdicts of its readings, if there are several.
-        region: verdicts at the points of a search over constants that the paper leaves open, beside those that gave
-            `verdict`.
-        small: whether data, steps, model or seeds were reduced, so that the paper's claim is not settled.
+    Such verdicts contradict each other if some are failures and others are not; undecided ones do not count. `small`
+    says that data, steps, model or seeds were reduced, so that the paper's claim is not settled.
     """
     word = verdict
-    if _contradict([*region, verdict]):
-        word = CONSTANTS
-    if _contradict(readings):
-        word = READING
+    for why, verdicts in ((CONSTANTS, [*region, verdict]), (READING, readings)):
+        decided = set(verdicts) - {"undecided"}
+        if "fails" in decided and len(decided) > 1:
+            word = why
     return _of_small_run(word) if small else word
 
 

@@ -129,9 +129,6 @@ def head_size(
 
     For `fixed_head` the default is the sequences' largest length, if known: then a head can represent every attention
     pattern (Theorem 1 of paper C). `shown` is the width with its name, for error messages.
-
-    Raises:
-        ValueError: a number is out of range, or heads and width do not fit.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"attention={kind} is not known: it must be one of {', '.join(get_args(Kind))}")

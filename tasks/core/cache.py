@@ -56,9 +56,6 @@ def cached_arrays(
     `make` computes arrays of these names, and a record of plain values with the number of tokens as `vocabulary`. They
     depend on the file, given by its SHA-256, and on the plain values of `meaning`. The arrays are memory-mapped,
     private to the process.
-
-    Raises:
-        DataError: the cache cannot be written.
     """
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
     with _alone(folder):
@@ -75,9 +72,6 @@ def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> 
     """`read` applied to a cached text; `make` creates the text if the cache has none, or one for which `read` raises.
 
     The text depends on the plain values of `meaning`.
-
-    Raises:
-        DataError: the cache cannot be written.
     """
     file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, meaning)[:32]}.json"
     with _alone(file):

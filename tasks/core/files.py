@@ -16,7 +16,7 @@ from typing import Any
 
 
 class DataError(Exception):
-    """Data are missing or damaged; the message says which file and what to do."""
+    """Data are missing or damaged, or cannot be fetched or cached; the message says which file and what to do."""
 
 
 _reading = ContextVar("reading", default=False)
@@ -38,21 +38,13 @@ def is_reading() -> bool:
 
 
 def refuse_if_reading() -> None:
-    """Called before something is downloaded or written.
-
-    Raises:
-        DataError: within `only_reading`.
-    """
+    """Called before something is downloaded or written."""
     if is_reading():
         raise DataError("nothing is downloaded or written for a list")
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file's content, uncompressed if its name ends in .gz, as 32 hex digits.
-
-    Raises:
-        DataError: the compressed file is damaged.
-    """
+    """MD5 of a file's content, uncompressed if its name ends in .gz, as 32 hex digits."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
@@ -64,11 +56,7 @@ def md5(path: Path) -> str:
 
 
 def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
-    """Make sure that a folder holds files of these names, by `download` if one is missing.
-
-    Raises:
-        DataError: a file is missing and cannot be downloaded.
-    """
+    """Make sure that a folder holds files of these names, by `download` if one is missing."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         try:
@@ -83,11 +71,7 @@ def require_present(folder: Path, names: Iterable[str], download: Callable[[], o
 
 
 def require_files(expected: Mapping[Path, str]) -> None:
-    """Make sure that the contents of files have their MD5 (`md5`).
-
-    Raises:
-        DataError: a file is damaged.
-    """
+    """Make sure that the contents of files have their MD5 (`md5`)."""
     for path, expected_md5 in expected.items():
         actual = md5(path)
         if actual != expected_md5:
@@ -98,11 +82,7 @@ def require_files(expected: Mapping[Path, str]) -> None:
 
 
 def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
-    """The samples of "train" and of "test" that a user's function of the data folder returns.
-
-    Raises:
-        DataError: the function raises, or returns something else.
-    """
+    """The samples of "train" and of "test" that a user's function of the data folder returns."""
     try:
         splits = samples(root)
     except DataError:
@@ -123,11 +103,7 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """Create a folder to write into; of the folders created for it, remove those that end up empty.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder to write into; of the folders created for it, remove those that end up empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,9 +118,6 @@ def fetch(url: str, folder: Path, names: Collection[str]) -> None:
     """Download those files of these names that a folder lacks; the folder is created if needed.
 
     The URL is of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
-
-    Raises:
-        OSError: the network or the disk fails.
     """
     with filled(folder), TemporaryDirectory(dir=folder) as temporary:
 
@@ -162,12 +135,7 @@ def fetch(url: str, folder: Path, names: Collection[str]) -> None:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name.
-
-    Raises:
-        DataError: the archive is damaged.
-        OSError: the disk fails.
-    """
+    """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name."""
     refuse_if_reading()
     with filled(folder), TemporaryDirectory(dir=folder) as temporary:
         try:

@@ -42,11 +42,7 @@ class Columns:
 
 
 def find_files(folders: Iterable[Path], stems: Sequence[str]) -> list[Path]:
-    """The file of one of these names without ending, or its shards as on the Hugging Face Hub; empty without any.
-
-    Raises:
-        DataError: a shard is missing.
-    """
+    """The file of one of these names without ending, or its shards as on the Hugging Face Hub; empty without any."""
     for folder in folders:
         for stem in stems:
             for ending in ENDINGS:
@@ -87,11 +83,7 @@ def converted(files: Sequence[Path], columns: Columns) -> tuple[Path, str]:
 
 
 def as_parquet(files: Sequence[Path], columns: Columns) -> Path:
-    """The rows of files as one Parquet file with our columns, in the cache; rows without a label are dropped.
-
-    Raises:
-        DataError: a file cannot be read, lacks a column, or has unknown labels.
-    """
+    """The rows of files as one Parquet file with our columns, in the cache; rows without a label are dropped."""
     target, digest = converted(files, columns)
     if not target.is_file() or not target.with_suffix(".json").is_file():
         import pyarrow as pa
@@ -164,9 +156,6 @@ def read_rows(path: Path, texts: Sequence[str]) -> "pa.Table":
     Args:
         path: of the file.
         texts: columns whose values are texts, even if they read as numbers.
-
-    Raises:
-        DataError: it cannot be read.
     """
     import pyarrow as pa
     import pyarrow.csv
@@ -197,11 +186,7 @@ def read_rows(path: Path, texts: Sequence[str]) -> "pa.Table":
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[Any]:
-    """A file's content, uncompressed if it is gzip's.
-
-    Raises:
-        DataError: it is compressed otherwise, or cannot be read.
-    """
+    """A file's content, uncompressed if it is gzip's."""
     with readable(path), path.open("rb") as raw:
         first = raw.read(6)
         raw.seek(0)

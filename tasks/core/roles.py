@@ -19,10 +19,6 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
     By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an
     `embedding`, and all others a `matrix`; modules do not identify a `head`. Declared roles, and numbers of matrices of
     one shape stacked by rows, are by patterns of parameter names (`*` matches anything); the first match counts.
-
-    Raises:
-        ValueError: the rows do not divide into the pieces, a role is unknown, or a name without `*` matches no
-            parameter.
     """
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for what, patterns in {"roles": roles, "pieces": pieces}.items():

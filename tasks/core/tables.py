@@ -30,11 +30,7 @@ def or_part(path: Path) -> Path:
 
 
 def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub | None) -> None:
-    """Make sure that the files of each split exist, from the Hub if they do not; messages name their columns.
-
-    Raises:
-        DataError: a file is missing and cannot be fetched.
-    """
+    """Make sure that the files of each split exist, from the Hub if they do not; messages name their columns."""
     missing = [split for split, path in paths.items() if not path.is_file()]
     try:
         for split in missing:
@@ -78,11 +74,7 @@ def columns_of(path: Path) -> list[str]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Name the file in the error if it cannot be read.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Name the file in the error if it cannot be read."""
     import pyarrow as pa
 
     try:
@@ -94,11 +86,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def amount(path: Path) -> int:
-    """Rows of a Parquet file, bytes of any other file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Rows of a Parquet file, bytes of any other file."""
     import pyarrow.parquet as pq
 
     with readable(path):
@@ -106,11 +94,7 @@ def amount(path: Path) -> int:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits; of a converted table, a digest of the original files.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """SHA-256 of a file as 64 hex digits; of a converted table, a digest of the original files."""
     if path.parent == converted_folder():
         return json.loads(path.with_suffix(".json").read_text("utf-8"))["sha256"]
     with readable(path), path.open("rb") as file:

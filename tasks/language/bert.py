@@ -268,9 +268,6 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     """The folder with a model's config.json and, if needed, model.safetensors.
 
     A model is a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub, which fills a folder of its cache.
-
-    Raises:
-        DataError: a file is missing, or the weights are a pickle.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_CACHE

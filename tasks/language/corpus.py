@@ -147,11 +147,7 @@ class CorpusData(TaskData):
 
     @classmethod
     def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> Corpus:
-        """The corpus of this name, or the file of this name; it does not depend on the data folder.
-
-        Raises:
-            ValueError: there is neither.
-        """
+        """The corpus of this name, or the file of this name; it does not depend on the data folder."""
         return find_corpus(corpus)
 
     @classmethod

@@ -133,11 +133,7 @@ class TextData(TaskData):
 
     @classmethod
     def find(cls, root: Path, dataset: str | None = None) -> TextSource:
-        """The data set of this name, by default the first that is in this data folder, or else the first.
-
-        Raises:
-            ValueError: no data set has this name.
-        """
+        """The data set of this name, by default the first that is in this data folder, or else the first."""
         return find(cls.SOURCES, root, dataset)
 
     @classmethod

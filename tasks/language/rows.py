@@ -82,11 +82,7 @@ class RowTexts(TextData):
         return folder / f"{split}.parquet"
 
     def _columns_of(self, rows: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-        """The columns that all rows have.
-
-        Raises:
-            DataError: rows differ in their columns, or a row is invalid.
-        """
+        """The columns that all rows have."""
         if self.n_val < 1:
             raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is needed for validation")
         if len(rows["train"]) < 10 or not rows["test"]:

@@ -99,11 +99,7 @@ def here(sources: Sequence[TextSource], root: Path) -> list[str]:
 
 
 def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) -> TextSource:
-    """The data set of this name, by default the first that is in this data folder, or else the first.
-
-    Raises:
-        ValueError: no data set has this name.
-    """
+    """The data set of this name, by default the first that is in this data folder, or else the first."""
     known = {source.folder: source for source in sources}
     if dataset is None:
         dataset = next(iter(here(sources, root)), next(iter(known)))
@@ -150,22 +146,14 @@ class Corpus:
         return found
 
     def paths(self, root: Path) -> dict[str, Path]:
-        """A text or a Parquet file for each split; tables in other formats are converted, in the cache.
-
-        Raises:
-            DataError: a table cannot be read.
-        """
+        """A text or a Parquet file for each split; tables in other formats are converted, in the cache."""
         return {
             split: as_parquet(files, self.layout) if len(files) > 1 or is_table(files[0]) else files[0]
             for split, files in self.files(root).items()
         }
 
     def require(self, root: Path) -> None:
-        """Make sure that the files exist; fetch missing ones from the Hub.
-
-        Raises:
-            DataError: one is missing and cannot be fetched.
-        """
+        """Make sure that the files exist; fetch missing ones from the Hub."""
         paths = self.paths(root)
         missing = [path for path in paths.values() if not path.is_file()]
         if missing and missing[0].suffix != ".parquet":
@@ -205,11 +193,7 @@ CORPORA = {
 
 
 def find_corpus(corpus: str) -> Corpus:
-    """The corpus of this name, or the file of this name.
-
-    Raises:
-        ValueError: there is neither.
-    """
+    """The corpus of this name, or the file of this name."""
     path = Path(corpus).expanduser()
     if corpus in CORPORA:
         return CORPORA[corpus]

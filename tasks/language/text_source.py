@@ -77,11 +77,7 @@ class TextSource:
         return found
 
     def paths(self, root: Path) -> dict[str, Path]:
-        """A Parquet file for each split: the official one, or one with the rows of other files, in the cache.
-
-        Raises:
-            DataError: other files cannot be read.
-        """
+        """A Parquet file for each split: the official one, or one with the rows of other files, in the cache."""
         paths, columns = {}, self.layout
         for split, files in self.files(root).items():
             as_is = len(files) == 1 and (not files[0].is_file() or is_official(files[0], columns))
@@ -89,11 +85,7 @@ class TextSource:
         return paths
 
     def require(self, root: Path) -> None:
-        """Make sure that the files exist; fetch missing ones from the Hub.
-
-        Raises:
-            DataError: one is missing and cannot be fetched.
-        """
+        """Make sure that the files exist; fetch missing ones from the Hub."""
         require_tables(self.paths(root), self.columns, self.hub)
 
     def held_out(self, n: int) -> int:

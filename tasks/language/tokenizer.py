@@ -26,9 +26,6 @@ def load_tokenizer(model: str) -> Tokenizer:
 
     Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
     `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
-
-    Raises:
-        DataError: there is no such tokenizer here or on the Hub, or it is damaged or has no vocabulary.
     """
     folder = _tokenizer_folder(model)
     try:
