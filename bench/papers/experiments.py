@@ -13,7 +13,6 @@ from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
-from bench.config.values import experiments, refuse_too_many
 from bench.papers.arms import Arm, Arms, chosen, series
 from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec

@@ -14,7 +14,7 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
-from bench.grammar.values import refuse_too_many
+from bench.config.values import refuse_too_many
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
 from bench.papers.experiments import DERIVED, Experiment, Settings, load
