@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known, unknown
-from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 
@@ -95,15 +94,16 @@ def run_leaderboard(args: Args) -> int:
     if args.explain is not None:
         if args.json and args.out is not None:
             raise UserError("--json prints the explanation; remove --out")
-        for name in ("into", "columns", "board"):
+        for name in ("into", "columns", "board", "all"):
             if getattr(args, name):
                 raise UserError(f"--{name}: --explain prints no board; remove one of them")
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
+    from bench.boards.matrix import summary
     from bench.results.render import FORMATS, markdown, written
 
     kind = format_of(args, FORMATS)
-    names = list(dict.fromkeys(args.board or ["quality"]))
+    names = list(dict.fromkeys(["all"] if args.all else args.board or ["quality"]))
     check_known("board", names, [*BOARDS, "all"])
     stores, what = requested(args)
     if args.explain is not None:
@@ -116,13 +116,15 @@ def run_leaderboard(args: Args) -> int:
         else:
             write(args.out, "\n".join(line for row in explained for line in lines(row)))
         return code
-    boards = [BOARDS[name](what) for name in (BOARD_NAMES if "all" in names else names)]
+    boards = [BOARDS[name](what) for name in (BOARDS if "all" in names else names)]
     if args.columns:
         boards = _with_columns(boards, args.columns)
     code = warn(stores, what)
     if not what.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    if args.into is not None:
+    if kind == "table" and args.out is None and not (args.into or args.columns or args.board or args.all):
+        write(None, summary(what))
+    elif args.into is not None:
         write_into(args.into, {board.name: markdown([board], 4) for board in boards})
         print(f"written into {args.into}", file=sys.stderr)
     else:

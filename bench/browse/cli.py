@@ -7,14 +7,13 @@ from bench.text import counted
 
 def run_sql(args: Args) -> int:
     """`bench sql`: 0 done, 1 a run could not be read."""
-    from bench.browse.sql import ask, written
-    from bench.results.render import STREAMS
+    from bench.browse.sql import STREAMS, ask, written
 
     kind = format_of(args, STREAMS)
     stores = open_stores(args)
     answer = ask(stores, args.query)
     code = warn_of(stores, answer.damaged)
-    write(args.out, written(answer, kind, args.out))
+    write(args.out, written(answer, kind, to_file=args.out is not None))
     return code
 
 

@@ -117,7 +117,7 @@ TUNED = Option(
 )
 SETTINGS = ("task", "opt", "trainer")
 
-BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
+BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "theory", "attention")
 CHART_NAMES = (
     "forest",
     "curves",
@@ -310,13 +310,14 @@ _ALL = (
         text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
              " against the reference that remains valid when larger seeds are added.",
         more="Boards: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps"
-        " and seconds to the target), tuning (expected score after a number of trials), robustness (divergence,"
-        " spread over seeds), theory (alignment, rates), attention (runs with --trainer.observe)."
+        " and seconds to the target), tuning (expected score after a number of trials), theory (alignment, rates),"
+        " attention (runs with --trainer.observe). Without a board, the verdicts of all optimizers on all tasks."
         " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            _names("board", "names of boards, or `all` (default: quality)"),
-            Option("explain", "explain this row instead: search space, trials, split, cost, reductions, commands",
+            _names("board", "names of boards, or `all` (default: quality; to a terminal, the matrix of verdicts)"),
+            Option("all", "print all boards"),
+            Option("explain", "explain this row instead: search space, split, cost, reductions, commands",
                    "ROW"),
             _names("columns", "only these columns, by their names in --format csv: final,effect,verdict"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,

@@ -19,7 +19,7 @@ from bench.plots.sweep import sweep_spec
 from bench.plots.theme import write_pictures
 from bench.process import as_options
 from bench.results.group import Group, Measure
-from bench.results.render import csv_lines, markdown_table, shown
+from bench.results.render import csv_text, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
     GAP,
@@ -468,7 +468,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
             for run in sweep.results
         )
         with table.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(csv_lines(own, rows))
+            file.write(csv_text(own, rows))
         pictures = write_pictures(sweep_spec(sweep, CONVERGED), folder / "sensitivity")
     return [md, table, *pictures]
 
