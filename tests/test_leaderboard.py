@@ -69,7 +69,7 @@ def test_a_paper_has_its_own_names_and_columns(store, cli):
 
 
 def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
-    answer = cli("leaderboard", "--reference", "adam")
+    answer = cli("leaderboard", "--reference", "adam", "--board", "quality")
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
@@ -93,6 +93,17 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
         "after 7 to 10",
     ]
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
+
+
+def test_the_verdicts_come_first_and_fit_forty_lines(cli, filled):
+    for i in range(45):
+        keep(filled, *seeds("sgd", B, name=f"own.py:Opt{i}"))
+    out = cli("leaderboard", "--reference", "adam").out
+    assert len(out.splitlines()) <= 40
+    assert max(map(len, out.splitlines())) <= 100
+    assert re.search(r"● own.py:Opt0 +\? 0\.718", out)
+    assert "further optimizers: bench leaderboard --all" in out
+    assert "Quality at a fixed budget" in cli("leaderboard", "--all").out
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -149,8 +160,8 @@ def test_the_name_of_the_file_says_the_format(cli, filled, tmp_path, ending, beg
 
 
 def test_boards_are_asked_for_by_name(cli, filled):
-    (one, other) = strict(cli("leaderboard", "--board", "robustness,speed,robustness", "--format", "json").out)
-    assert (one["board"], other["board"]) == ("robustness", "speed")
+    (one, other) = strict(cli("leaderboard", "--board", "tuning,speed,tuning", "--format", "json").out)
+    assert (one["board"], other["board"]) == ("tuning", "speed")
     assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
         BOARD_NAMES
     )

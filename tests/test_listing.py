@@ -13,11 +13,10 @@ import pytest
 
 from bench.browse.listing import since
 from bench.errors import UserError
-from bench.results.render import text_lines
+from bench.results.render import table_lines
 from bench.results.table import Table
 from bench.store.record import now
 from bench.store.store import Store
-from bench.terminal import wrapped
 from bench.text import width
 from tests.entered import keep, keep_block, make_run, seeds, study
 from tests.stored import WILD, add_run, begin, begin_block, kill, record
@@ -60,17 +59,6 @@ def test_a_record_says_when_its_run_began_and_what_for(cli, store):
     runs = {run.config["opt"]: run for run in Store(store).runs()}
     assert all(before <= run.begun <= now() for run in runs.values())
     assert (runs["sngd"].plan, runs["ngd"].plan) == (None, "sweep")
-
-
-def test_a_run_that_is_trained_again_has_a_new_date(cli, store, monkeypatch):
-    for moment in (day(1), day(2)):
-        monkeypatch.setattr("bench.train.runner.now", lambda moment=moment: moment)
-        assert cli(*FIT, "--rerun").code == 0
-        assert next(Store(store).runs()).begun == moment
-
-
-def test_date_and_plan_are_no_part_of_what_two_records_should_agree_in():
-    assert record("a", begun=day(1), plan="sweep").outcome == record("a", begun=day(2)).outcome
 
 
 # -- lines and folding ----------------------------------------------------------------------------------------------
@@ -308,16 +296,9 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(cli, studied, mo
 
 def test_a_table_as_wide_as_the_terminal_stays_whole():
     given = Table.of(["a", "b", "c"], [("1", "2 x  3 y", "4")])
-    assert text_lines(given.columns, given.rows, 14) == ["a  b         c", "1  2 x  3 y  4"]
-    assert text_lines(given.columns, given.rows, 13) == ["a  b", "1  2 x  3 y", "", "a  c", "1  4"]
-    assert text_lines(given.columns, given.rows, 8) == ["a  b", "1  2 x", "   3 y", "", "a  c", "1  4"]
-
-
-def test_a_part_is_not_broken_where_it_need_not_be():
-    assert wrapped(["a 1", "b 2", "c 3"], 20, "  ") == ["  a 1  b 2  c 3"]
-    assert wrapped(["aaaa 1", "bbbb 2", "cccc 3"], 20, "  ") == ["  aaaa 1  bbbb 2", "  cccc 3"]
-    assert wrapped([], 20, "  ") == []
-    assert wrapped(["long " * 10], None, "  ") == ["  " + "long " * 10]
+    assert table_lines(given, 14) == ["a  b         c", "1  2 x  3 y  4"]
+    assert table_lines(given, 13) == ["a  b", "1  2 x  3 y", "", "a  c", "1  4"]
+    assert table_lines(given, 8) == ["a  b", "1  2 x", "   3 y", "", "a  c", "1  4"]
 
 
 # -- show -----------------------------------------------------------------------------------------------------------
@@ -407,12 +388,6 @@ def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
         )
         assert "$(touch harmed) `touch harmed`; touch harmed #'\"" in told.stdout
     assert not (store.parent / "harmed").exists()
-
-
-def test_a_run_that_has_a_name_of_the_suite_does_not_hide_it(cli, store):
-    add_run(store, "adam")
-    assert "search space:" in cli("show", "adam").out
-    assert cli("show", store / "adam").out.startswith("adam: completed\n")
 
 
 def test_a_killed_run_has_the_steps_of_its_curve(cli, store):

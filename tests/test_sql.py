@@ -3,13 +3,11 @@
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Timer
 
 import pytest
 
@@ -225,7 +223,7 @@ def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
     ("kind", "text"),
     [
         ("table", "opt  n\nno rows\n"),
-        ("md", "| opt | n |\n| --- | ---: |\n\nno rows\n"),
+        ("md", "| opt | n |\n| --- | --- |\n\nno rows\n"),
         ("csv", "opt,n\n"),
         ("json", "[]\n"),
     ],
@@ -299,7 +297,7 @@ def test_wild_names_do_no_harm(cli, store, kind):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("select nme from runs", 'Binder Error: Referenced column "nme" not found'),
+        ("select final_ from runs", 'Binder Error: Referenced column "final_" not found; near: final'),
         ("select * from rums", 'Did you mean "runs"?'),
         ("selec 1", "Parser Error: syntax error"),
         ("select final::int from runs where opt = 1", "Conversion Error"),
@@ -320,7 +318,7 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
     assert words in error
     assert "\x1b" not in error
     assert error.endswith(
-        "; views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one\n"
+        "views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
@@ -360,16 +358,15 @@ def test_a_query_leaves_the_store_as_it_is(filled):
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_a_query_that_computes(cli, filled):
-    interrupt = Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    try:
-        began = time.monotonic()
-        answer = cli("sql", "select count(*) from range(100000000000) a, range(1000) b")
-    finally:
-        interrupt.cancel()
-    assert answer == (130, "", "bench: interrupted\n")
-    assert time.monotonic() - began < 30
+def test_ctrl_c_ends_a_query_that_computes(filled):
+    query = "select count(*) from range(100000000000) a, range(1000) b"
+    program = "import sys; from bench.cli import main; print('begun', flush=True); main(sys.argv[1:])"
+    with subprocess.Popen([sys.executable, "-c", program, "sql", query], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(3)  # it computes
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
 
 
 @pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("sql", "from runs")])

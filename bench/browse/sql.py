@@ -12,8 +12,11 @@ The database is in memory, and only read-only statements are accepted: a query c
 
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from difflib import get_close_matches
+from itertools import count
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.browse.listing import studies_of
@@ -66,14 +69,11 @@ def ask(stores: Stores, query: str) -> Answer:
     Raises:
         UserError: the statement is not read-only, or DuckDB cannot execute it.
     """
-    relation, damaged = _relation(stores, query)
+    (columns, types, rows), damaged = _query(stores, query, lambda r: (r.columns, r.types, r.fetchall()))
     names = list[str]()
-    for name in relation.columns:
-        same = sum(
-            name == other or (other.startswith(f"{name}_") and other[len(name) + 1 :].isdecimal()) for other in names
-        )
-        names.append(f"{name}_{same}" if name in names else name)
-    return Answer(names, [str(kind) for kind in relation.types], _interruptible(relation.fetchall), damaged)
+    for name in columns:
+        names.append(name if name not in names else next(new for i in count(1) if (new := f"{name}_{i}") not in names))
+    return Answer(names, list(map(str, types)), rows, damaged)
 
 
 def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
@@ -82,24 +82,14 @@ def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "p
     Raises:
         UserError: a table cannot be read.
     """
-    relation, damaged = _relation(stores, f"from {view}")
+    rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
     if damaged:
         raise UserError(str(damaged[0]))
-    rows = _interruptible(relation.df)
     return rows if run_ids is None else rows[rows["run_id"].isin(run_ids)].reset_index(drop=True)
 
 
-def _interruptible(work: Any) -> Any:
-    """The result of DuckDB's work; it reports Ctrl-C as an error."""
-    try:
-        return work()
-    except RuntimeError as error:
-        if "interrupted" in str(error):
-            raise KeyboardInterrupt from None
-        raise
-
-
-def _relation(stores: Stores, query: str) -> "tuple[DuckDBPyRelation, list[Damaged]]":
+def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]") -> tuple[Any, list[Damaged]]:
+    """What `take` makes of the relation of a read-only statement, and excluded damaged tables."""
     import duckdb
 
     views: list[str] = []
@@ -123,10 +113,12 @@ def _relation(stores: Stores, query: str) -> "tuple[DuckDBPyRelation, list[Damag
             else:
                 rows = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}.get(name)
                 _load(con, name, list(rows(stores)) if used and rows else [])
-        relation = _interruptible(lambda: con.sql(statements[0].query))
+        relation = con.sql(statements[0].query)
         if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
             raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
-        return _interruptible(relation.execute), list(damaged.values())
+        return _interruptible(con, lambda: take(relation)), list(damaged.values())
+    except RuntimeError as error:
+        raise KeyboardInterrupt if "interrupted" in str(error) else error from None
     except duckdb.Error as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         if 'Referenced column "' in message:
@@ -135,6 +127,24 @@ def _relation(stores: Stores, query: str) -> "tuple[DuckDBPyRelation, list[Damag
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
+
+
+def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
+    """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
+    done = Future[Any]()
+
+    def into_future() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=into_future, daemon=True).start()  # the program does not wait for it at exit
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        con.interrupt()
+        raise
 
 
 def _columns(con: "DuckDBPyConnection", view: str) -> list[str]:
@@ -250,13 +260,9 @@ def written(answer: Answer, kind: str, *, to_file: bool) -> str:
         nested = isinstance(value, list | tuple | dict)
         return json.dumps(plain(value), ensure_ascii=False, default=str) if nested else value
 
-    numbers = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "HUGE")
-    columns = [
-        Column(name, name, digits=6, form=flat, side="right" if of.split("(")[0].endswith(numbers) else "left")
-        for name, of in zip(answer.names, answer.kinds, strict=True)
-    ]
+    columns = [Column(name, name, digits=6, form=flat) for name in answer.names]
     if kind == "csv":
         return csv_text(columns, rows)
-    table = Table("", [*columns], rows)
+    table = Table("", columns, rows)
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
     return "".join(f"{line}\n" for line in lines)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, chdtri, stdtrit
+from scipy.special import bdtr, betaincinv, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -260,15 +260,6 @@ def share_interval(count: int, n: int) -> Interval:
     low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
     high = 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
     return Interval(count / n, low, high, n)
-
-
-def deviation_interval(values: ArrayLike) -> Interval:
-    """The standard deviation of N >= 2 normal values with its 95 % interval (chi-squared)."""
-    array = np.asarray(values, dtype=np.float64)
-    square = 0.0 if are_equal(array) else float(array.var(ddof=1))  # not a rounding error
-    df = array.size - 1
-    low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - 0.95) / 2, (1 + 0.95) / 2))
-    return Interval(math.sqrt(square), low, high, array.size)
 
 
 @dataclass(frozen=True)
