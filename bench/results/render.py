@@ -178,27 +178,21 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
-def _frame(table: Table, word: Callable[[str], str], number: Callable[[str], str]) -> Any:
-    """The texts of a table as a DataFrame, each escaped as a word or as a number."""
-    import pandas as pd
-
-    def escaped(column: Column, row: Row) -> str:
-        return (number if is_numeric(row.get(column.key)) else word)(word_in(column, row))
-
-    texts = [[escaped(c, row) for c in table.columns] for row in table.rows]
-    return pd.DataFrame(texts, columns=[word(heading(c)) for c in table.columns], dtype=object)
-
-
 def tex(boards: Sequence[Board]) -> str:
     """As LaTeX tables with booktabs."""
+    import pandas as pd
+
+    def word(column: Column, row: Row) -> str:
+        return (number_in_tex if is_numeric(row.get(column.key)) else in_tex)(word_in(column, row))
+
     parts = ["% needs \\usepackage{booktabs}"]
     for board in boards:
         for table in map(telling, board.tables):
             sides = "".join("r" if _is_right(c, table.rows) else "l" for c in table.columns)
+            texts = [[word(c, row) for c in table.columns] for row in table.rows]
+            frame = pd.DataFrame(texts, columns=[in_tex(heading(c)) for c in table.columns], dtype=object)
             caption = f"{in_tex(board.title)}: {in_tex(table.title)}"
-            parts.append(
-                _frame(table, in_tex, number_in_tex).to_latex(index=False, column_format=sides, caption=caption)
-            )
+            parts.append(frame.to_latex(index=False, column_format=sides, caption=caption))
             parts += [f"% {clean(note)}" for note in (*table.notes, *board.notes)]
     return "\n".join([*parts, ""])
 
@@ -220,8 +214,9 @@ def html_fragment(boards: Sequence[Board]) -> str:
     for board in boards:
         parts.append(tagged("h2", board.title))
         for table in map(telling, board.tables):
-            frame = _frame(table, html.escape, html.escape)
-            parts += [tagged("h3", table.title), frame.to_html(index=False, escape=False, border=0)]
+            rows = ["".join(tagged("th", heading(c)) for c in table.columns)]
+            rows += ["".join(tagged("td", word_in(c, row)) for c in table.columns) for row in table.rows]
+            parts += [tagged("h3", table.title), f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"]
             parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
         parts += [tagged("p", note) for note in board.notes]
     return "\n".join(parts)
