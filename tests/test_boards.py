@@ -476,7 +476,7 @@ def test_defaults_that_win_a_study_are_both(store):
     for choice in ("best", "tuned", "default"):
         (entry,) = collect_from(store, settings=choice).entries
         assert (entry.kind, entry.default) == ("tuned", True)
-    (row,) = rows("tuning", store).values()
+    (row,) = rows("quality", store).values()
     assert row["flags"] == ["these are the defaults"]
 
 
@@ -866,20 +866,6 @@ def test_a_task_without_a_target_is_named(store):
     assert "synthetic, max_steps 100 has no target" in made_board.notes[1]
 
 
-# -- tuning -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_expected_score_averages_over_all_choices(store):
-    scores = {1.0: 0.5, 0.1: 0.75, 0.01: 0.6, 10.0: 0.2}
-    runs = {lr: [make_run("adam", 1000, words={"opt.lr": lr})] for lr in scores}
-    keep(store, *(run for item in runs.values() for run in item), *seeds("adam", A, words={"opt.lr": 0.1}))
-    study(store, scores, runs, runs[0.1][0])
-    (row,) = rows("tuning", store).values()
-    for k in range(1, 5):
-        assert row["expected"][k - 1] == pytest.approx(mean(max(c) for c in combinations(scores.values(), k)))
-    assert (row["k1"], row["k4"]) == (pytest.approx(0.5125), 0.75)
-
-
 def test_settings_that_the_cap_excluded_are_counted(store):
     shares = {0.1: 0.99, 1.0: 1.0, 10.0: 0.2}
     runs = {lr: [make_run("sps", 1000, words={"opt.max_step": lr}, cap_share=share)] for lr, share in shares.items()}
@@ -891,8 +877,6 @@ def test_settings_that_the_cap_excluded_are_counted(store):
     keep(store, *seeds("adam", A))
     verdict = rows("quality", store, reference="adam")["sps"]["verdict"]
     assert verdict == "not compared: its cap excluded all tried settings but one"
-    assert rows("tuning", store)["sps"]["unscored"] == 0
-    assert rows("tuning", store)["sps"]["excluded"] == 2
 
 
 def test_a_study_whose_cap_excluded_everything_says_so(store):

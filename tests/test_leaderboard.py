@@ -160,8 +160,8 @@ def test_the_name_of_the_file_says_the_format(cli, filled, tmp_path, ending, beg
 
 
 def test_boards_are_asked_for_by_name(cli, filled):
-    (one, other) = strict(cli("leaderboard", "--board", "tuning,speed,tuning", "--format", "json").out)
-    assert (one["board"], other["board"]) == ("tuning", "speed")
+    (one, other) = strict(cli("leaderboard", "--board", "theory,speed,theory", "--format", "json").out)
+    assert (one["board"], other["board"]) == ("theory", "speed")
     assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
         BOARD_NAMES
     )
@@ -306,8 +306,6 @@ def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch
     lr = json.loads(cli("list", "studies", "--json").out)[0]["best"].split()[-1]
     (row,) = strict(cli("leaderboard", "--format", "json").out)[0]["tables"][0]["rows"]
     assert (row["opt"], row["settings"], row["n"], row["trials"]) == ("sgd", "tuned", 3, 3)
-    (expected,) = strict(cli("leaderboard", "--board", "tuning", "--format", "json").out)[0]["tables"]
-    assert expected["rows"][0]["trials"] == 3
 
     hand = [word if word != "1e1:1e4" else lr for word in SMALL]
     for seed in (7, 8, 1000):  # the last is a tuning seed

@@ -407,7 +407,7 @@ def board(
     """Compare optimizers from the stored runs, with verdicts and intervals (`bench leaderboard`).
 
     Args:
-        name: `quality`, `pairs`, `speed`, `tuning`, `robustness`, `theory` or `attention`.
+        name: `quality`, `pairs`, `speed`, `theory` or `attention`.
         store: as for `load`.
         task: only these tasks.
         opt: only these optimizers.

@@ -8,14 +8,12 @@ from bench.boards.pairs import pairs
 from bench.boards.quality import quality
 from bench.boards.speed import speed
 from bench.boards.theory import theory
-from bench.boards.tuning import tuning
 from bench.results.table import Board
 
 BOARDS: dict[str, Callable[[Collected], Board]] = {
     "quality": quality,
     "pairs": pairs,
     "speed": speed,
-    "tuning": tuning,
     "theory": theory,
     "attention": attention_board,
 }

@@ -25,7 +25,7 @@ SHOWN = {
     "stable_rank_QK": "stable rank of W_QK",
 }
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
-_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0)}
 """Ends of quantities; others are not negative."""
 ENDS = {
     "entropy": "entropy at the end",
@@ -35,16 +35,10 @@ ENDS = {
 """Quantities shown at the end of training too."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-SHARES = {0: "at the start", 0.1: "after 10% of the steps", 0.5: "after 50% of the steps"}
-"""Shares of the steps at which the direction of W_QK is shown."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
 _SPARSER = (
     "sparser: of lower entropy than the reference's at equal loss, by the sign test over common seeds at 5 % a row,"
     " also when larger seeds are added"
-)
-_RATE = (
-    "a of t^-a, the distance to the final direction between 1 % and 10 % of the steps; for one trained head, theory"
-    " says at least 0.5 under normalized GD (Vasudeva et al. 2025)"
 )
 
 Observed = dict[Seed, dict[str, Array]]
@@ -56,26 +50,6 @@ def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] 
     table = tables.get("measurements", {})
     heads = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
     return (table["step"], np.mean(heads, axis=0)) if heads else None
-
-
-def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
-    """For each snapshot after N steps, the cosine of W_QK with its value at the end of the run: mean over heads."""
-    cosines: dict[int, list[float]] = {}
-    for name, values in tables.get("measurements", {}).items():
-        if at := re.fullmatch(r"direction_at_(\d+)_l\d+_h\d+", name):
-            cosines.setdefault(int(at[1]), []).append(float(values[-1]))
-    return {step: float(np.mean(cosines[step])) for step in sorted(cosines)}
-
-
-def rate(cosines: Mapping[int, float]) -> float | None:
-    """The exponent a of distance ~ t^-a between a hundredth and a tenth of the steps; None from fewer than 3 snapshots.
-
-    The distance of the directions is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025, to the final direction in place of
-    the max-margin one; least squares in logarithms. The window is ours: later snapshots are near the end by definition.
-    """
-    last = max(cosines, default=0)
-    gaps = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
-    return -stats.slope(np.log(list(gaps)), np.log(list(gaps.values())))[0] if len(gaps) >= stats.LEAST_POINTS else None
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:
@@ -115,12 +89,9 @@ def attention_board(collected: Collected) -> Board:
     """Attention at equal training loss and at the end of training."""
     tables: list[Table] = []
     for problem, entries in collected.problems.items():
-        read = {entry: collected.read(entry) for entry in entries}
-        observed = {entry: runs for entry, tables in read.items() if (runs := _observed(entry, tables))}
+        observed = {entry: runs for entry in entries if (runs := _observed(entry, collected.read(entry)))}
         if observed:
             tables.append(_at_equal_loss(collected, problem, observed))
-            cosines = {entry: [directions(read[entry][seed]) for seed in runs] for entry, runs in observed.items()}
-            tables += _direction(problem.name, cosines)
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", tables, [about] if tables else [NONE])
 
@@ -172,24 +143,6 @@ def _at_equal_loss(collected: Collected, problem: Problem, observed: Mapping[Ent
     name = f" ({of.name} is the reference)" if of is not None else ""
     note = f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"
     return board_table(problem.name, columns, rows, [note])
-
-
-def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float]]]) -> list[Table]:
-    """When the direction of W_QK is the final one; no table without snapshots."""
-    rows = {}
-    for entry, runs in cosines.items():
-        if all(0 in snapshots for snapshots in runs):
-            rows[entry] = {"n": len(runs), "rate": mean_interval([rate(snapshots) for snapshots in runs])}
-            for share in SHARES:
-                values = [snapshots[max(t for t in snapshots if t <= share * max(snapshots))] for snapshots in runs]
-                rows[entry][f"cosine_{share:g}"] = _mean("cosine", values)
-    means = (
-        "of W_QK at the last snapshot until then with W_QK at the end: mean over heads, then seeds (95 % t-interval)"
-    )
-    columns = [Column(f"cosine_{share:g}", f"cosine {when}", f"cosine {means}", 3) for share, when in SHARES.items()]
-    columns.append(Column("rate", "exponent of the distance", _RATE, 3))
-    about = "snapshots are log-spaced; a direction that hardly moves has a cosine near 1 at the start"
-    return [board_table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
 
 
 def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:

@@ -46,14 +46,11 @@ class Collected:
 
     Attributes:
         entries: the shown entries, by problem, then optimizer, then settings.
-        chosen: likewise, and the reference even if it is not shown.
-        all: all entries.
-        by_id: all runs by id, those of trials too.
+        chosen: likewise, and the reference even if it is not shown; `all` has all entries, and `by_id` all runs.
         tables: reads a run's tables.
         reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
         target: value of the metric on the selection split; None for the task's own.
-        unranked: studies without a row, and why.
-        notes: notes on excluded runs, and on these studies.
+        unranked: studies without a row, and why; `notes` has them too, and excluded runs.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
 

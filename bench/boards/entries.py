@@ -39,15 +39,8 @@ def default_reference(batch_size: int | str | None) -> str:
 class Problem:
     """A problem: the basis of a comparison.
 
-    Attributes:
-        key: identifies the problem; all else follows from it.
-        name: the task's name and its options beyond the defaults.
-        task: as given to `--task`.
-        part: the part of the task (`RunResult.part`), or None for the whole.
-        metric, mode: the compared metric, and whether smaller or larger is better.
-        target: value of the metric on the selection split, or None.
-        measures: whether the task has measurements.
-        reference: name of the default reference.
+    `key` identifies it; `name` has the task's name and its options beyond the defaults; `target` is a value of the
+    metric on the selection split, and `reference` the name of the default reference.
     """
 
     key: str
@@ -65,24 +58,12 @@ class Problem:
 class Entry(Group):
     """An optimizer with its settings on a problem: a row of boards.
 
-    Attributes:
-        problem: the problem.
-        opt: the optimizer's name.
-        options: its hyperparameters.
-        kind: `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`.
-        default: whether these are the default settings, which may have won a study too.
-        source: digest of its source if that may change under the same name and version; else empty.
-        studies: the studies that it won; the one with most trials first.
-        best_of: number of settings from which it was chosen, on the shown seeds; 0 if it was not chosen.
-        one_of: number of settings with these seeds, if all are shown; 0 if it is alone.
-        others_tuned: further studies of this optimizer on this problem, with fewer trials.
-        tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
-            budget.
-        twice: seeds with several runs; one of them is used.
-        shipped: number of its runs that are reference results.
-        excluded: number of settings of its study that could not win, since a cap set nearly all of their steps.
-        conformance: verdict of `bench check` on these versions of the optimizer and of the one for the rest, if any:
-            `pass`, or the names of failed checks; None if one is unchecked.
+    `kind` is `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`; `default` says whether these are
+    the default settings, which may have won a study too. `source` is a digest of a source that may change under one
+    name and version. It was chosen from `best_of` settings on the shown seeds, or is `one_of` several with these seeds.
+    `studies` are those that it won, the largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere`
+    says that none is in these stores. `twice` counts seeds with several runs, `shipped` reference results, `excluded`
+    settings that a cap excluded. `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
     """
 
     problem: Problem

@@ -117,7 +117,7 @@ TUNED = Option(
 )
 SETTINGS = ("task", "opt", "trainer")
 
-BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "theory", "attention")
+BOARD_NAMES = ("quality", "pairs", "speed", "theory", "attention")
 CHART_NAMES = (
     "forest",
     "curves",
@@ -310,7 +310,7 @@ _ALL = (
         text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
              " against the reference that remains valid when larger seeds are added.",
         more="Boards: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps"
-        " and seconds to the target), tuning (expected score after a number of trials), theory (alignment, rates),"
+        " and seconds to the target), theory (alignment, rates),"
         " attention (runs with --trainer.observe). Without a board, the verdicts of all optimizers on all tasks."
         " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
