@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import bench
 import bench.browse.sql
 from bench.browse.sql import VIEWS, ask
 from bench.errors import UserError
@@ -384,3 +385,10 @@ def test_no_torch_is_needed(filled, words):
 def test_a_version_that_is_a_number_is_shown_as_text(cli, store):
     add_run(store, "a", versions={"torch": 1.5, "task": None, "opt": "x"})
     assert cli("sql", "select torch from runs", "--format", "csv").out == "torch\n1.5\n"
+
+
+def test_loaded_runs_are_data_frames(filled):
+    loaded = bench.load(filled)
+    assert list(loaded.runs().query("status == 'completed'")["run_id"]) == ["a"]
+    assert loaded.curves().groupby("run_id")["loss"].mean().to_dict() == {"a": 0.375, "b": 0.5, "c": 0.5}
+    assert {"run_id", "step", "train_s"} <= {*loaded.evaluations().columns}

@@ -16,6 +16,7 @@ from bench.results.table import Board
 
 if TYPE_CHECKING:
     import altair as alt
+    import pandas as pd
 
     from bench.commands.comparison import Ranking
     from bench.sweeps.sensitivity import Curve, Sensitivity
@@ -51,6 +52,11 @@ class Table:
             for table in board["tables"]
             for row in table["rows"]
         ]
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """All rows with their values, under the columns' names; `table` is the title of the row's table."""
+        return self.board.table
 
     def markdown(self) -> str:
         """As Markdown."""
