@@ -29,10 +29,7 @@ from bench.results.selection import End
 from bench.results.stats import Interval
 from bench.store.block import DONE
 from bench.store.record import RunResult
-from bench.store.reports import study_path
-from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import cell
 from tests.entered import (
     VERSIONS,
     add_tried,
@@ -73,16 +70,6 @@ def test_means_and_effects_are_those_of_independent_code(store, write):
     assert (row["verdict"], row["won"]) == ("worse", "0 of 7")
 
 
-@pytest.mark.parametrize(("task", "first", "verdict"), [("mnist", "adam", "worse"), ("synthetic", "sgd", "better")])
-def test_the_direction_of_a_metric_is_that_of_the_task(store, task, first, verdict):
-    keep(store, *seeds("adam", HIGH, task=task), *seeds("sgd", LOW, task=task))
-    by_opt = rows("quality", store)
-    assert next(iter(by_opt)) == first
-    assert [row["verdict"] for row in by_opt.values()] == (
-        ["reference", verdict] if first == "adam" else [verdict, "reference"]
-    )
-
-
 def test_an_undecided_row_estimates_the_seeds_it_needs(store):
     near = [x + d for x, d in zip(HIGH, [0.02, -0.02, 0.01, -0.01, 0.01, 0.02, -0.02], strict=True)]
     keep(store, *seeds("adam", HIGH), *seeds("adamw", near), *seeds("sgd", [x + 0.1 for x in HIGH[:5]]))
@@ -112,17 +99,6 @@ def test_a_diverged_run_is_worse_than_every_number(store):
     assert (by_opt["sgd"]["won"], by_opt["sgd"]["verdict"]) == ("6 of 7", "no difference found")
     assert by_opt["sgd"]["effect"].low == -math.inf
     assert (by_opt["adamw"]["effect"], by_opt["adamw"]["verdict"]) == (None, "worse")
-
-
-def test_below_three_seeds_a_row_is_provisional(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99]), *seeds("adamw", [0.999]))
-    by_opt = rows("quality", store)
-    assert [(opt, row["verdict"], row["flags"]) for opt, row in by_opt.items()] == [
-        ("adamw", "too few seeds (1 of 7)", ["provisional"]),
-        ("sgd", "too few seeds (2 of 7)", ["provisional"]),
-        ("adam", "reference", []),
-    ]
-    assert math.isinf(by_opt["adamw"]["final"].low)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +162,6 @@ def test_settings_tuned_on_training_data_are_not_compared(store):
     assert rows("quality", store, tasks=["synthetic"], reference="gd")["ngd"]["verdict"] == "better"
 
 
-def test_capped_tuned_settings_are_not_compared(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sngd", LOW, words={"opt.lr": 0.2}, tuned_by="elsewhere", cap_share=0.99))
-    keep(store, *seeds("sps", LOW, words={"opt.c": 4.0}, tuned_by="elsewhere", cap_share=0.5))
-    by_opt = rows("quality", store, reference="adam")
-    assert by_opt["sngd"]["verdict"] == "not compared: its cap sets the step, as in SGD with a fixed step"
-    assert by_opt["sps"]["verdict"] == "worse"
-
-
 def test_rows_at_the_floor_are_compared_by_steps(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}
@@ -228,43 +196,10 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     assert "losses below 1e-16 count as equal to it" in table.notes
 
 
-def test_effects_on_a_logarithmic_scale_are_ratios_and_never_negative(store):
-    def runs(opt: str, excess: list[float]) -> list[RunResult]:
-        return [make_run(opt, i, x, **LOSS, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(excess)]
-
-    ref = [1e-5 * 10**i for i in range(7)]
-    keep(store, *runs("adam", ref), *runs("sgd", [x * f for x, f in zip(ref, (2, 3, 4, 5, 6, 7, 8), strict=True)]))
-    row = rows("quality", store)["sgd"]
-    assert (row["effect"].mean, row["effect"].low, row["effect"].high) == pytest.approx((5, 2, 8))
-    assert row["verdict"] == "worse"
-    assert 0 < row["final"].low < row["final"].mean
-
-
-@pytest.mark.parametrize(
-    ("scale", "log"), [("log", True), ("linear", False), ("", True)], ids=["log", "linear", "not known"]
-)
-def test_the_task_says_whether_its_scale_is_logarithmic(store, scale, log):
-    for opt, factor in (("adam", 1), ("sgd", 2)):
-        for i in range(7):
-            end = {"loss": 5 + factor, "excess": float(factor)}
-            keep(store, make_run(opt, i, 5 + factor, **LOSS, scale=scale, metrics={"final": end}))
-    table = board("quality", store).tables[-1]
-    assert table.columns[2].title == f"test loss{' (suboptimality gap)' * log}"
-    assert rows("quality", store)["sgd"]["effect"].mean == (2 if log else -1)
-
-
 def test_values_that_are_equal_but_for_rounding_are_ties(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [x * (1 + 1e-7) for x in HIGH]))
     row = rows("quality", store)["sgd"]
     assert (row["won"], row["verdict"], row["effect"].mean) == ("0 of 7 (7 ties)", "no difference found", 0)
-
-
-def test_negative_losses_stay_what_they_are(store):
-    keep(store, *seeds("adam", [-1.0, -2.0, -3.0], **LOSS), *seeds("sgd", [-2.0, -3.0, -4.5], **LOSS))
-    by_opt = rows("quality", store)
-    assert next(iter(by_opt)) == "sgd"
-    assert by_opt["adam"]["final"].mean == -2
-    assert by_opt["sgd"]["effect"].mean == 1
 
 
 def test_the_reference_is_the_tuned_one_and_is_named(store):
@@ -277,13 +212,6 @@ def test_the_reference_is_the_tuned_one_and_is_named(store):
     assert by_opt["sgd"]["effect"].mean == pytest.approx(np.median(np.subtract(LOW, HIGH)))
 
 
-def test_the_reference_is_adamw_and_gd_where_batches_are_full(store):
-    keep(store, *seeds("adamw", HIGH), *seeds("sgd", LOW), *seeds("gd", HIGH, **LOSS), *seeds("adam", LOW, **LOSS))
-    tables = {table.title: table for table in board("quality", store, reference=None).tables}
-    named = {title: [row["opt"] for row in table.rows if row.get("is_reference")] for title, table in tables.items()}
-    assert named == {"over all tasks": [], "mnist, max_steps 100": ["adamw"], "synthetic, max_steps 100": ["gd"]}
-
-
 def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(store, *seeds("adam", [None] * 7), *seeds("sgd", LOW))
     row = rows("quality", store)["sgd"]
@@ -293,16 +221,6 @@ def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(tmp_path / "c", *seeds("sgd", LOW))
     (alone,) = board("quality", tmp_path / "c").tables
     assert "no verdicts, since the reference adam has no runs in these stores" in alone.notes[0]
-
-
-def test_over_all_tasks_each_task_has_its_own_verdict(store):
-    for words in ({}, {"trainer.max_steps": 200}):
-        keep(store, *seeds("adam", HIGH, words=words), *seeds("sgd", LOW, words=words))
-    keep(store, *seeds("adamw", HIGH))
-    by_opt = rows("quality", store, table=0)
-    short, long = (name for name in by_opt["sgd"] if "max_steps" in name and "effect" not in name)
-    assert (by_opt["sgd"][short], by_opt["sgd"][long]) == ("worse", "worse")
-    assert (by_opt["adamw"][short], by_opt["adamw"][long]) == ("no difference found", "no runs")
 
 
 def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
@@ -435,15 +353,6 @@ def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, whe
     assert merged == everything(*(folder / name for name in order), folder / "all")
 
 
-def test_conflicting_results_resolve_in_any_order(store, tmp_path):
-    keep(store, *seeds("adam", A))
-    keep(tmp_path / "other", make_run("adam", 0, 0.1), replace(make_run("adam", 1, None), status="failed"))
-    stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
-    assert [run.final for run in stores[0].runs] == [run.final for run in stores[1].runs]
-    assert all(item.conflicts == [make_run("adam", 0).run_id] for item in stores)  # an unfinished run is no conflict
-    assert everything(store, tmp_path / "other") == everything(tmp_path / "other", store)
-
-
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +364,15 @@ def test_tuning_seeds_stay_out_and_seeds_by_hand_come_in(store):
     assert (entry.kind, sorted(seed for seed, _ in entry.runs)) == ("tuned", [0, 1, 2, 3, 4, 70, 71])
     (row,) = rows("quality", store).values()
     assert (row["n"], row["settings"], row["trials"]) == (7, "tuned", 3)
+
+
+def test_a_study_that_was_cut_short_has_no_row(store):
+    keep(store, *seeds("adam", A))
+    for lr in (0.1, 1.0):
+        keep(store, *seeds("adamw", [0.9, 0.9], 1000, words={"opt.lr": lr}, plan="study cut"))
+    collected = collect_from(store)
+    assert [entry.opt for entry in collected.entries] == ["adam"]
+    assert collected.notes == ["the study cut has not ended: 4 runs left out"]
 
 
 def test_the_largest_study_is_shown_and_others_are_named(store):
@@ -598,30 +516,6 @@ def test_the_best_of_a_sweep_has_no_verdict(store):
     ]
 
 
-def test_the_selection_split_chooses_the_best_of_a_sweep(store):
-    def runs(lr: float, test: float, selection: float) -> list[RunResult]:
-        rows = [{"step": 100, "train_s": 1.0, "accuracy": selection}]
-        return seeds("adam", [test] * 3, words={"opt.lr": lr}, validations=rows)
-
-    keep(store, *runs(0.1, 0.9, 0.5), *runs(0.2, 0.8, 0.6))
-    assert rows("quality", store)["adam"]["final"].mean == pytest.approx(0.8)
-
-
-def test_defaults_with_equal_seeds_join_the_sweep(store):
-    keep(store, *seeds("adam", A))
-    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5})
-    row = rows("quality", store)["adam"]
-    assert (row["settings"], row["final"].mean) == ("best of 3", 0.9)
-
-
-def test_a_default_run_does_not_hide_a_larger_sweep(store):
-    keep(store, *seeds("adam", A[:1]))
-    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
-    row = rows("quality", store)["adam"]
-    assert (row["settings"], row["n"], row["final"].mean) == ("best of 2", 5, 0.9)
-    assert "adam: 1 further setting with other seeds were not considered" in collect_from(store).notes[0]
-
-
 def test_settings_with_different_seeds_are_chosen_by_nobody(store):
     for i, lr in enumerate((0.2, 0.20000001)):
         keep(store, *seeds("adam", A, first=10 * i, words={"opt.lr": lr}))
@@ -752,20 +646,6 @@ def test_runs_are_chosen_by_settings(store, only, n):
     assert len(entry.runs) == n
 
 
-@pytest.mark.parametrize(
-    ("only", "message"),
-    [
-        ({"max_steps": "100"}, "did you mean 'trainer.max_steps'"),
-        ({"status": "completed"}, "comparisons always include diverged"),
-        ({"seed": "99"}, "matches --task"),
-    ],
-)
-def test_misuse_of_only_is_refused(store, only, message):
-    keep(store, *seeds("adam", A))
-    with pytest.raises(UserError, match=message):
-        collect_from(store, only=only)
-
-
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
@@ -802,14 +682,6 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
 
 
-def test_all_views_agree_where_no_run_has_a_value(store):
-    keep(store, *seeds("adamw", [None] * 8), *seeds("sgdm", [None] * 8))
-    row = rows("quality", store, reference="adamw")["sgdm"]
-    assert (row["verdict"], row["effect"]) == ("no run has a value", None)
-    (said,) = (text for _, text in headlines(collect_from(store, reference="adamw")))
-    assert said.endswith("No run has a value: sgdm.")
-
-
 def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
     """Else it would need fewer steps than a faster run whose first evaluation is later than its own end."""
     row = {"train_s": 1.0, "loss": 1e-9}
@@ -820,28 +692,6 @@ def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
         keep(store, *seeds(opt, [1e-9] * 8, task="synthetic", split="train", words=words, **group))
     of = rows("speed", store, target=1e-6)
     assert of["ngd"]["steps"].median == of["gd"]["steps"].median == 100
-
-
-def test_a_run_that_converged_elsewhere_never_reaches_the_target(store):
-    """Its last value holds at all later steps, so it is not censored at its early end."""
-    ends = [(50, "converged: the norm of the gradient is 0")] * 3 + [(2000, None)] * 5
-    for opt, group in (("gd", ends), ("ngd", ends[:3])):
-        for seed, (end, why) in enumerate(group):
-            row = {"step": end, "train_s": 1.0, "loss": 0.5}
-            changes = {"steps": end, "reason": why, "validations": [row], "split": "train"}
-            keep(store, *seeds(opt, [0.5], seed, task="synthetic", words={"trainer.max_steps": 2000}, **changes))
-    of = rows("speed", store, target=1e-6)
-    assert (cell(of["gd"]["steps"]), cell(of["ngd"]["steps"])) == ("> 2000", "never")
-
-
-def test_a_given_target_is_of_the_suboptimality_gap(store):
-    values = [
-        {"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
-        for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)
-    ]
-    keep(store, *seeds("gd", A, task="synthetic", validations=values))
-    (row,) = rows("speed", store, target=1e-6).values()
-    assert (row["count"], row["steps"].median) == ("5 of 5", 30)
 
 
 def test_seconds_stay_within_a_type_of_machine(store):
@@ -857,13 +707,6 @@ def test_seconds_stay_within_a_type_of_machine(store):
     assert "machine: (1) H, lanes; (2) abacus, 1 thread, lightning" in table.notes
     (seconds, *_) = [column.title for column in table.columns if column.key == here]
     assert seconds == "median seconds (2)"
-
-
-def test_a_task_without_a_target_is_named(store):
-    keep(store, *seeds("adam", A, **LOSS))
-    made_board = board("speed", store)
-    assert not made_board.tables
-    assert "synthetic, max_steps 100 has no target" in made_board.notes[1]
 
 
 def test_settings_that_the_cap_excluded_are_counted(store):
@@ -896,23 +739,6 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     assert dict(headlines(collect_from(store, reference="adam")))[mnist.title].endswith("Not compared: momo.")
     keep(store, *seeds("momo", A))  # a row by other means
     assert not any("its cap excluded" in note for note in board("quality", store, reference="adam").tables[2].notes)
-
-
-def test_the_command_of_a_study_says_what_its_suite_added(store, cli):
-    runs = {lr: [make_run("adam", 1000, words={"opt.lr": lr})] for lr in (0.1, 1.0, 10.0)}
-    keep(store, *(run for group in runs.values() for run in group), *seeds("adam", A, words={"opt.lr": 1.0}))
-    record = study(store, {0.1: 0.2, 1.0: 0.5, 10.0: 0.4}, runs, runs[1.0][0], seeds=[1000])
-    explain = ("leaderboard", "--store", store, "--no-reference", "--reference", "adam", "--explain", "adam")
-
-    def command():
-        (line,) = (line for line in cli(*explain).out.splitlines() if "bench tune" in line)
-        return line[line.index(" --trials ") :]
-
-    assert command() == " --trials 3 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid"
-    trials = [*record.trials[:2], record.trials[2] | {"kind": "top-up"}]
-    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": trials}))
-    added = "  # `bench suite` adds 1 trial: equal budgets for all optimizers"
-    assert command() == f" --trials 2 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid{added}"
 
 
 # -- robustness -------------------------------------------------------------------------------------------------------
@@ -986,14 +812,6 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
         "Worse: mine",
         "Too few seeds: sps",
     ]
-
-
-def test_a_headline_without_a_reference_names_the_best_mean(store):
-    keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
-    ((_, said),) = headlines(collect_from(store))
-    assert said.startswith(
-        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); no verdicts, since the reference adamw"
-    )
 
 
 # -- theory -----------------------------------------------------------------------------------------------------------

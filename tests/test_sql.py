@@ -1,7 +1,5 @@
 """bench sql: runs, curves, measurements and trials as views; a query changes nothing, and errors are one line."""
 
-import csv
-import io
 import json
 import signal
 import subprocess
@@ -14,8 +12,6 @@ import pytest
 import bench
 import bench.browse.sql
 from bench.browse.sql import VIEWS, ask
-from bench.errors import UserError
-from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, record
 
@@ -124,14 +120,6 @@ def test_trials(filled):
     ]
 
 
-def test_views_join(filled):
-    query = (
-        "select number, final, max(loss) from trials join runs on list_contains(trials.runs, run_id)"
-        " join curves using (run_id) group by all order by number"
-    )
-    assert rows(query, filled) == [(0, 0.25, 0.5), (1, None, 0.5)]
-
-
 def test_views_of_an_empty_store_have_their_columns(store):
     store.mkdir()
     for view, kinds in VIEWS.items():
@@ -141,27 +129,11 @@ def test_views_of_an_empty_store_have_their_columns(store):
         assert list(answer.rows) == []
 
 
-@pytest.mark.parametrize("query", ["from query_table('cur' || 'ves')", "FROM CURVES", 'from "Curves"'])
-def test_a_view_may_be_named_in_any_way(filled, query):
-    assert len(rows(query, filled)) == 9
-
-
 def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
     monkeypatch.setattr(bench.browse.sql, "_parquet", None)
     assert rows("select count(*) from runs", filled) == [(3,)]
     with pytest.raises(TypeError):
         rows("select count(*) from curves", filled)
-
-
-def test_a_block_of_its_own_comes_before_others(store):
-    for ids, loss in (("abc", 3.0), ("bc", 4.0), ("cd", 5.0)):
-        add_block(store, ids, loss)
-    add_run(store, "b", [1.0])
-    query = "select run_id, list(loss) from curves group by run_id order by run_id"
-    found = dict(rows(query, store))
-    assert (found["a"], found["b"], found["d"]) == ([3.0] * 3, [1.0], [5.0] * 3)
-    kept = Store(store)
-    assert found == {run_id: kept.tables(run_id)["curve"]["loss"].tolist() for run_id in "abcd"}
 
 
 def test_a_run_in_progress_is_seen(store):
@@ -173,28 +145,6 @@ def test_a_run_in_progress_is_seen(store):
     assert rows("select count(*), count(error) from measurements", store) == [(4, 2)]
     assert rows("select run_id, status from runs order by 1", store) == [("a", "running"), ("b", "completed")]
     folder.drop()
-
-
-def test_output_follows_links_and_leaves_devices_alone(cli, store, tmp_path):
-    add_run(store, "a")
-    (tmp_path / "real.csv").write_text("")
-    (tmp_path / "link.CSV").symlink_to(tmp_path / "real.csv")
-    assert cli("sql", "select -1.5 as x", "-o", tmp_path / "link.CSV").code == 0
-    assert (tmp_path / "link.CSV").is_symlink()
-    assert (tmp_path / "real.csv").read_text() == "x\n-1.5\n"
-    assert cli("sql", "select 1", "-o", "/dev/null").code == 0
-    assert Path("/dev/null").is_char_device()
-
-
-def test_stores_are_read_as_one(cli, filled, tmp_path):
-    more = tmp_path / "more"
-    add_run(more, "a", [7.0], lr=0.5, final=0.125)
-    add_run(more, "d", [9.0])
-    answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
-    assert answer.code == 0
-    assert answer.err == "bench: warning: a is stored several times with different results; one of them is used\n"
-    assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
-    assert rows("select count(*) from runs", filled, more) == [(4,)]
 
 
 @pytest.mark.parametrize("name", ["it's", "a[1]*?", "ü 漢", "lr=3", "<script>", "a\\b", "a\nb"])
@@ -209,15 +159,6 @@ def test_stores_and_runs_of_any_name(tmp_path, name):
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
-    answer = cli("sql", "select run_id, final, 100 * steps as n, null as x from runs order by run_id")
-    assert answer == (
-        0,
-        "run_id  final    n  x\na        0.25  300  -\nb           -  300  -\nc           -  300  -\n",
-        "",
-    )
 
 
 @pytest.mark.parametrize(
@@ -251,31 +192,6 @@ def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
         "f": "2026-01-02",
         "c_1": 2,
     }
-
-
-def test_csv_reads_back(cli, filled):
-    query = "select run_id, final, [1, 2] as list, 'a,\"b' as word from runs order by 1"
-    found = list(csv.reader(io.StringIO(cli("sql", query, "--format", "csv").out)))
-    assert found[:3] == [
-        ["run_id", "final", "list", "word"],
-        ["a", "0.25", "[1, 2]", 'a,"b'],
-        ["b", "", "[1, 2]", 'a,"b'],
-    ]
-
-
-def test_a_file_takes_its_format_from_its_name(cli, filled, tmp_path):
-    path = tmp_path / "new" / "out.json"
-    answer = cli("sql", "select run_id from runs order by 1", "-o", path)
-    assert answer == (0, "", f"written to {path}\n")
-    assert strict_json(path.read_text()) == [{"run_id": run_id} for run_id in "abc"]
-    assert [each.name for each in path.parent.iterdir()] == ["out.json"]
-
-
-def test_a_file_that_cannot_be_written(cli, filled, tmp_path):
-    (tmp_path / "file").touch()
-    error = fails(cli, "sql", "from runs", "-o", tmp_path / "file" / "out.csv")
-    assert "cannot write" in error
-    assert "choose another place with -o" in error
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
@@ -338,26 +254,6 @@ def test_times_with_a_time_zone_are_refused(cli, filled, query):
     assert cli("sql", "select now()::varchar as a").code == 0
 
 
-def test_bad_words(cli, filled, tmp_path):
-    assert "bench sql needs QUERY (" in fails(cli, "sql")
-    assert "unknown --format 'xml'" in fails(cli, "sql", "from runs", "--format", "xml")
-    assert "unexpected word" in fails(cli, "sql", "select", "*", "from", "runs")
-    assert f"there is no store {tmp_path / 'nowhere'}" in fails(
-        cli, "sql", "from runs", "--store", tmp_path / "nowhere"
-    )
-
-
-def test_variables_of_this_program_are_no_tables(filled):
-    with pytest.raises(UserError, match="Table with name kinds does not exist"):
-        rows("select * from kinds", filled)
-
-
-def test_a_query_leaves_the_store_as_it_is(filled):
-    before = {path: path.stat().st_mtime_ns for path in filled.rglob("*")}
-    rows("select count(*) from runs, curves, measurements, trials", filled)
-    assert {path: path.stat().st_mtime_ns for path in filled.rglob("*")} == before
-
-
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_a_query_that_computes(filled):
     query = "select count(*) from range(100000000000) a, range(1000) b"
@@ -380,11 +276,6 @@ def test_no_torch_is_needed(filled, words):
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_version_that_is_a_number_is_shown_as_text(cli, store):
-    add_run(store, "a", versions={"torch": 1.5, "task": None, "opt": "x"})
-    assert cli("sql", "select torch from runs", "--format", "csv").out == "torch\n1.5\n"
 
 
 def test_loaded_runs_are_data_frames(filled):

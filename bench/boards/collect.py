@@ -352,10 +352,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
 
 
 def _search(entries: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
-    """The largest set of settings of an optimizer with the same seeds, and these seeds.
-
-    None if the defaults are not in this set and have as many seeds.
-    """
+    """The largest set of settings of an optimizer with the same seeds, and these seeds."""
     largest: tuple[list[Entry], set[Seed]] = [], set()
     for seeds in {frozenset(entry.runs): None for entry in entries}:
         shared = [entry for entry in entries if seeds <= entry.runs.keys()]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected
-from bench.boards.entries import Entry, problem_key
+from bench.boards.entries import Entry
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
@@ -15,29 +15,19 @@ from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, counted, duration, is_number, listed, options_text, seeds_in_words, word_of
-from optimizers.plugins import bare
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
 def explain(collected: Collected, name: str) -> list[dict[str, Any]]:
-    """Explanation of the rows with this name, or of this optimizer, and of its studies without a row.
+    """Explanation of the rows with this name, or of this optimizer.
 
     Raises:
-        UserError: there is no such row or study.
+        UserError: there is no such row.
     """
     rows = [explained(entry, collected) for entry in collected.entries if name in (entry.name, entry.opt)]
-    names = {problem.key: problem.name for problem in collected.problems}
-    for study, why in collected.unranked:
-        if name in (study.opt, bare(study.opt)):
-            runs = collected.trial_runs(study)
-            problem = names.get(problem_key(runs[0]), study.task) if runs else study.task
-            commands = [_tune_words(study, runs[0], ())] if runs else []
-            facts = {"no row": why, **_searched(study, collected)}
-            rows.append({"row": bare(study.opt), "problem": problem, "facts": facts, "commands": commands})
     if not rows:
-        known = {entry.name for entry in collected.entries} | {bare(study.opt) for study, _ in collected.unranked}
-        raise unknown("row", name, sorted(known))
+        raise unknown("row", name, sorted({entry.name for entry in collected.entries}))
     return rows
 
 
@@ -45,9 +35,7 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
     """Explanation of one row; see `explain`."""
     runs, study = list(entry.runs.values()), entry.study
     seeds, elsewhere = [run.config["seed"] for run in runs], sorted({run.tuned_by for run in runs if run.tuned_by})
-    trials = (
-        f"in {listed(elsewhere)}, whose trials are not in these stores" if elsewhere else f"nothing: {entry.settings}"
-    )
+    trials = f"in {listed(elsewhere)}, without its trials" if elsewhere else f"nothing: {entry.settings}"
     cut = [f"not the whole task: {part}" for part in sorted({run.part for run in runs if run.part})]
     if study is not None:
         cut += ["one tuning seed"] * (len(study.seeds) == 1)
@@ -65,12 +53,8 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
         "machine": " and ".join(entry.machines),
     }
     tuning = [_tune_words(study, runs[0], seeds)] if study is not None and runs else []
-    return {
-        "row": entry.name,
-        "problem": entry.problem.name,
-        "facts": facts,
-        "commands": [*tuning, *commands(runs)],
-    }
+    every = [*tuning, *commands(runs)]
+    return {"row": entry.name, "problem": entry.problem.name, "facts": facts, "commands": every}
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:

@@ -57,11 +57,7 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
 
 
 def _repetitions(collected: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
-    """The entry that each repetition of a study has chosen, the study itself first.
-
-    A repetition has the same design and other seeds; extensions are not part of the design, since they depend on
-    scores.
-    """
+    """The entry that each repetition of a study has chosen, the study itself first."""
 
     def place(e: Entry) -> Any:
         return e.problem, e.opt, e.source, e.versions

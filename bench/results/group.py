@@ -120,16 +120,10 @@ class Measure:
 
 
 def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool = False) -> Measure:
-    """The final metric on the reporting split.
+    """The final metric on the reporting split (named `split`); at the best step on the selection split if `best`.
 
-    Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing.
-
-    Args:
-        metric: its name.
-        mode: of the metric.
-        above: take the suboptimality gap, on a logarithmic scale.
-        split: name of the reporting split, for the description.
-        best: at the best step on the selection split, not at the last.
+    Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing. The
+    suboptimality gap (`above`) is on a logarithmic scale.
     """
 
     def value(run: RunResult) -> End:

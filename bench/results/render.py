@@ -87,7 +87,7 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
     from rich.text import Text
 
     file, color = io.StringIO(), "standard" if styled else None
-    size = {"width": wide, "height": max(1, len(every))}  # else rich asks the terminal for both
+    size: dict[str, Any] = {"width": wide, "height": max(1, len(every))}  # else rich asks the terminal for both
     console = Console(
         file=file, force_terminal=styled, force_jupyter=False, color_system=color, legacy_windows=False, **size
     )

@@ -100,10 +100,7 @@ def score_text(score: float, metric: str) -> str:
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     """Index of the best score, the middle one of ties in the given order; None if there is none.
 
-    Args:
-        scores: of settings; None for one that cannot be the best.
-        mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference counts.
+    None marks a setting that cannot be the best; scores below `least` count as equal.
     """
     clipped = [None if score is None else max(score, least) for score in scores]
     present = [score for score in clipped if score is not None]
@@ -115,13 +112,9 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
 
 
 def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = False) -> tuple[int, int]:
-    """The ends of the range around the best in which scores are nearly as good.
+    """The ends of the range around the best in which scores, in the order of the setting, are nearly as good.
 
-    Args:
-        scores: in the order of the setting; None for one that cannot be the best.
-        mode: of the metric.
-        best: index of the best, which must have a score.
-        gap: whether the scores are suboptimality gaps: good is `USABLE_FACTOR` times the best, else `USABLE_SHARE`.
+    Good is `USABLE_FACTOR` times the best for suboptimality gaps (`gap`), else within `USABLE_SHARE` of it.
     """
     top = scores[best]
     assert top is not None
