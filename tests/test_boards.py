@@ -741,9 +741,6 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     assert not any("its cap excluded" in note for note in board("quality", store, reference="adam").tables[2].notes)
 
 
-# -- robustness -------------------------------------------------------------------------------------------------------
-
-
 ENTRANTS = ("adam", "sgd", "sngd", "momo")
 few = st.sampled_from([None, 0.25, 0.5, 0.75])
 

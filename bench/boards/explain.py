@@ -80,7 +80,7 @@ def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
         " the tuning seeds"
         + f"; scores up to {least:g} are equal, and the middle one of equal settings is chosen" * (equal > 1)
         + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
-        "tuning cost": _cost(collected.trial_runs(study)) + f" ; `bench show {study.name}` lists the trials",
+        "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
     }
 
 

@@ -26,14 +26,9 @@ MOST_LINES, MOST_COLUMNS = 40, 100
 
 @dataclass(frozen=True)
 class Verdict:
-    """An optimizer on a problem.
+    """An optimizer on a problem: a value of `MARKS`, `?` without a verdict, a dash without runs; all else in words.
 
-    Attributes:
-        mark: a value of `MARKS`, or `?` without a verdict; a dash without runs.
-        value: the final metric with its interval, in words.
-        words: the verdict in words, or why there is none.
-        effect: against the reference with its interval, in words; empty if there is none.
-        short: the final metric to three digits.
+    `value` is the final metric with its interval, `short` to three digits; `words` the verdict or why none.
     """
 
     mark: str

@@ -109,12 +109,9 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The comparison of each entry of a problem with the reference.
+    """The comparison of each entry of a problem with the reference (None if it has no runs) by a measure.
 
-    Attributes:
-        ref: the reference; None if it has no runs.
-        measure: the compared measure.
-        obstacle: why an entry cannot be compared by this measure, if it cannot.
+    `obstacle` says why an entry cannot be compared by this measure, if it cannot.
     """
 
     ref: Entry | None
@@ -172,17 +169,10 @@ class Verdicts:
         effect, better = self.scale
         verdict_help = (
             "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
-            " number; diverges more or less often: a claim of its own. Error rate of both together 5 % per row, also"
-            " when larger seeds are added, independent of the other rows"
+            " number; diverges more or less often is a claim of its own. Error rate of both together 5 % per row"
         )
-        effect_help = (
-            f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
-            f" distribution, also when larger seeds are added; none below {LEAST_SEEDS} seeds; {better}"
-        )
-        more_help = (
-            "number of seeds at which the verdict was decided; for an open one, a range estimated from these seeds,"
-            " which contains that number in 80 % of cases over a mix of effects, less often where there is none"
-        )
+        effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
+        more_help = "number of seeds at which the verdict was decided; for an open one, an estimated range (80 %)"
         return [
             Column("verdict", f"against {self.named}", verdict_help, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),

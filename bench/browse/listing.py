@@ -7,7 +7,7 @@ problem. Only records are read, and no plug-in is imported.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -30,13 +30,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class Filters:
-    """Selection and format of the list.
-
-    Attributes:
-        tasks, opts, statuses: names to keep; empty for all.
-        since: the earliest moment (`bench.store.record.Moment`); empty for all.
-        each: whether every run has its own line.
-    """
+    """Names of tasks, optimizers and statuses to keep (empty: all), the earliest moment, and whether to fold runs."""
 
     tasks: Sequence[str] = ()
     opts: Sequence[str] = ()
@@ -98,8 +92,10 @@ def lines(stores: Stores, filters: Filters) -> list[Line]:
         and run.begun >= filters.since
     ]
     runs.sort(key=lambda run: (run.begun, run.run_id), reverse=True)
+    trials = {run_id for record in stores.studies for run_id in record.run_ids}
+    winners = {record.winner for record in stores.studies}
     if filters.each:
-        return [_line(run.run_id, [[run]], stores) for run in runs]
+        return [_line(run.run_id, [[run]], trials, winners) for run in runs]
     studies, folded = studies_of(stores), dict[tuple[str, ...], dict[str, list[RunResult]]]()
     for run in runs:
         group, study = _but_for_seeds(run), studies.get(run.run_id)
@@ -112,7 +108,7 @@ def lines(stores: Stores, filters: Filters) -> list[Line]:
         else:
             key = ("", group)
         folded.setdefault(key, {}).setdefault(group, []).append(run)
-    return [_line(key[0], list(groups.values()), stores) for key, groups in folded.items()]
+    return [_line(key[0], list(groups.values()), trials, winners) for key, groups in folded.items()]
 
 
 def studies_of(stores: Stores) -> dict[str, str]:
@@ -130,13 +126,11 @@ def _but_for_seeds(run: RunResult) -> str:
     return json.dumps([identity, run.part], sort_keys=True)
 
 
-def _line(name: str, groups: list[list[RunResult]], stores: Stores) -> Line:
+def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]) -> Line:
     """A line; a study's winner counts by its fresh seeds if it has run on them: tuning seeds are optimistic."""
     first, several = groups[0][0], len(groups) > 1 or len(groups[0]) > 1
     alike = first.metric, first.split, first.mode
     ended = [[run for run in group if run.finished and (run.metric, run.split, run.mode) == alike] for group in groups]
-    trials = {run_id for record in stores.studies for run_id in record.run_ids} if name.startswith("study ") else set()
-    winners = {record.winner for record in stores.studies} if trials else set()
     above = above_infimum([run for group in ended for run in group])
 
     def score(runs: Sequence[RunResult]) -> float | None:
@@ -146,7 +140,8 @@ def _line(name: str, groups: list[list[RunResult]], stores: Stores) -> Line:
     order = sorted(range(len(groups)), key=lambda i: _place(groups[i][0]))  # ties: the middle of a grid
     middle = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
     best = None if middle is None else order[middle]
-    won = next((i for i, group in enumerate(groups) if any(run.run_id in winners for run in group)), None)
+    here = groups if name.startswith("study ") else []
+    won = next((i for i, group in enumerate(here) if any(run.run_id in winners for run in group)), None)
     value = None if best is None else scores[best]
     if won is not None:
         best, value = won, score([run for run in ended[won] if run.run_id not in trials] or ended[won])

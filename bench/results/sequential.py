@@ -90,21 +90,14 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An optimizer against another on common seeds.
+    """An optimizer against another on `n` common seeds: wins, losses and ties, and how many runs of each are lost.
 
-    Attributes:
-        n: common seeds.
-        wins, losses: seeds on which it has the better, or the worse value; the others are ties.
-        lost: number of runs of each without a value.
-        verdict: of the wins; see the module.
-        diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
-        often: both in words.
-        decided_after: number of seeds at which the verdict was decided, or how often they diverge; or None.
-        effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
-            values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
-            median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
-            do not bound it. Rarely (1 in 200 pairs of equals) it excludes the median, since each end is the tightest of
-            all numbers of seeds. None if the median is not finite, or no run has a value.
+    `verdict` is of the wins; `diverges` is 1 if it diverges less often than the other, -1 if more often, 0 if that is
+    undecided, in the words of `often`. `decided_after` is the number of seeds at which either was decided, or None.
+    `effect` is the median over seeds of the paired difference, positive if better, or of the ratio of the values on a
+    logarithmic scale; None if it is not finite. Its interval excludes zero effect if the wins decide, and covers the
+    true median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds do
+    not bound it. Rarely (1 in 200 pairs of equals) it excludes the median: each end is the tightest of all.
     """
 
     n: int

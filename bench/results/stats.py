@@ -28,13 +28,9 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval.
+    """A mean of n values with its confidence interval, of infinite ends where the values do not bound it.
 
-    Attributes:
-        mean: of the values, in their unit.
-        low, high: ends of the interval; infinite where the values do not bound it.
-        n: number of values.
-        bound: "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
+    `bound` is "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
     """
 
     mean: float
@@ -225,12 +221,10 @@ def share_interval(count: int, n: int) -> Interval:
 
 @dataclass(frozen=True)
 class MedianTime:
-    """Median time to an event that some runs miss.
+    """Median time to an event that some runs miss; infinite if more than half of the runs miss it.
 
-    Attributes:
-        median: infinite if more than half of the runs miss it.
-        low, high: ends of the interval, infinite if it reaches runs that miss it; None for too few runs.
-        last: end of the observation of the runs.
+    The ends of its interval are infinite if it reaches runs that miss it, and None for too few runs. `last` is the end
+    of the observation of the runs.
     """
 
     median: float
