@@ -93,6 +93,8 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
     import duckdb
 
     views: list[str] = []
+    # A large query must not write to the working folder.
+    con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": ""})
     try:
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -100,8 +102,6 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
                 "bench sql takes one read-only query, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
                 f" values: ON column IN (...)); {_WHERE}"
             )
-        # A large query must not write to the working folder.
-        con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": ""})
         con.execute("create schema parts")
         damaged, text = dict[str, Damaged](), query.casefold()
         for name in VIEWS:
