@@ -70,24 +70,6 @@ def test_means_and_effects_are_those_of_independent_code(store, write):
     assert (row["verdict"], row["won"]) == ("worse", "0 of 7")
 
 
-def test_an_undecided_row_estimates_the_seeds_it_needs(store):
-    near = [x + d for x, d in zip(HIGH, [0.02, -0.02, 0.01, -0.01, 0.01, 0.02, -0.02], strict=True)]
-    keep(store, *seeds("adam", HIGH), *seeds("adamw", near), *seeds("sgd", [x + 0.1 for x in HIGH[:5]]))
-    by_opt = rows("quality", store)
-    assert (by_opt["adamw"]["verdict"], by_opt["adamw"]["won"], by_opt["adamw"]["more"]) == (
-        "no difference found",
-        "4 of 7",
-        None,
-    )
-    assert by_opt["adamw"]["effect"].low < 0 < by_opt["adamw"]["effect"].high
-    assert (by_opt["sgd"]["verdict"], by_opt["sgd"]["won"], by_opt["sgd"]["more"]) == (
-        "too few seeds (5 of 7)",
-        "5 of 5",
-        "after 7 to 10",
-    )
-    assert not by_opt["sgd"]["effect"].bounded
-
-
 def test_a_diverged_run_is_worse_than_every_number(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99, None, *[0.99] * 4]), *seeds("adamw", [None] * 7))
     table = board("quality", store).tables[-1]
@@ -317,18 +299,6 @@ def test_three_repeated_studies_give_the_interval_of_their_means(store):
     assert notes == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"first": 1000}, {"select_split": "val"}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
-)
-def test_repetitions_have_equal_budgets_and_other_seeds(store, change):
-    for i, won in enumerate((0.1, 1.0, 10.0)):
-        repeat(store, won, [*FRESH, 0.75], i, **change if i == 2 else {})
-    assert widened(store)[0].n == 4  # fresh seeds, not studies
-    row = rows("quality", store)["adam"]
-    assert row["final_tuned"] == row["final"]
-
-
 # -- what must not matter ---------------------------------------------------------------------------------------------
 
 CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
@@ -421,14 +391,6 @@ def test_unfinished_runs_are_counted_and_named(store):
     (row,) = rows("quality", store).values()
     assert (row["n"], row["runs"]) == (5, {"completed": 5, "failed": 1, "killed": 1})
     assert collect_from(store).notes == ["mnist, max_steps 100: no run of sgd has finished (1 killed)"]
-
-
-def test_repeated_seeds_count_once_with_the_whole_budget_first(store):
-    keep(store, *seeds("adam", A))
-    keep(store, *seeds("adam", [0.1] * 5, words={"trainer.max_seconds": 1.0}, status="timeout"))
-    (row,) = rows("quality", store).values()
-    assert (row["n"], row["runs"], row["flags"]) == (5, {"completed": 5}, ["seeds run twice"])
-    assert row["final"].mean == pytest.approx(mean(A))
 
 
 FLAGS = [
@@ -534,15 +496,6 @@ def test_sweep_settings_compete_on_their_common_seeds(store):
     assert any("adam" in note and "1 further setting" in note for note in collect_from(store).notes)
     every = board("quality", store, settings="all").tables[-1].rows
     assert [row["n"] for row in every if "one of 3 settings" in row["flags"]] == [7, 8, 12]
-
-
-@pytest.mark.parametrize(("choice", "existing"), [("tuned", "default"), ("default", "tuned")])
-def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, existing):
-    add_tuned(store, "adam" if existing == "tuned" else "sgd", A)
-    keep(store, *seeds("sgd" if existing == "tuned" else "adam", A))
-    collected = collect_from(store, settings=choice)
-    assert len(collected.entries) == 1
-    assert collected.notes == [f"mnist, max_steps 100: adam is not shown: it has no {choice} settings"]
 
 
 SPY = """
@@ -850,13 +803,3 @@ def test_runs_with_lost_or_damaged_measurements_are_named(store):
     assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
     assert "ngd: left out for lack of readable measurements: 2 runs" in table.notes
     assert [str(folders[1]) in item for item in collected.damaged] == [True]
-
-
-def test_the_rate_of_a_power_law_is_its_exponent(store):
-    for seed in range(3):
-        run = replace(make_run("ngd", seed, 1e-4, **LOSS), steps=1000)
-        steps = np.arange(1, 1001)
-        curve = {"step": steps, "loss": 3 * steps**-1.5, **dict.fromkeys(CURVE_FIELDS[2:], np.ones(1000))}
-        put(store, run, tables={"curve": {run.run_id: curve}})
-    row = rows("theory", store)["ngd"]
-    assert row["rate"].mean == pytest.approx(-1.5)

@@ -175,11 +175,6 @@ def test_a_store_that_is_named_must_exist(cli, tmp_path, words):
     assert err == f"bench: error: there is no store {tmp_path / 'typo'}; name one with --store DIR\n"
 
 
-def test_without_a_store_there_are_no_runs(cli, store):
-    assert cli("list", "runs", "--opt", "sgd") == (0, f"no runs in {store}\n", "")
-    assert json.loads(cli("list", "runs", "--json").out) == []
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -264,14 +259,6 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     assert "it has no checkpoint, so it starts from step 0" in out
 
 
-def test_a_run_says_which_study_it_is_of(cli, studied):
-    trial = next(run for run in Store(studied).runs() if run.config["seed"] == 1000 and run.status == "completed")
-    out = cli("show", trial.run_id).out
-    assert "  made for   study lr-of-adam\n" in out
-    (draw,) = (line.strip() for line in out.splitlines() if "bench plot" in line)
-    assert cli(*shlex.split(draw)[1:-1], studied.parent / "study.png").code == 0
-
-
 def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     metrics = {"final": {"accuracy": 0.5, "hard": {"accuracy": 0.25}}, "best": {"accuracy": 0.75}}
     run = make_run("adam", best=0.75, metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
@@ -280,20 +267,6 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     assert re.search(r"^  test accuracy  0\.5 +0\.75$", out, re.MULTILINE)
     assert re.search(r"^  hard accuracy  0\.25 +-$", out, re.MULTILINE)
     assert "target 0.5, reached at step 7 after 2.5 s" in out
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("mnist-sgd-0", "unknown run 'mnist-sgd-0' in {store}; did you mean 'mnist-sgd-"),
-        ("sngdd", "unknown task, optimizer, experiment or run 'sngdd'; did you mean 'sngd'?"),
-    ],
-)
-def test_a_name_that_nothing_has(cli, store, name, error):
-    run = make_run("sgd")
-    keep(store, run)
-    name = name.replace("mnist-sgd-0", run.run_id[:-4])
-    assert error.format(store=store).replace("mnist-sgd-0", name) in fails(cli("show", name))
 
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):

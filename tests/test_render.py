@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import pathlib
 import pty
 import re
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 from bench.results.render import FORMATS, markdown_table, shown, table_lines, text
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
-from bench.text import cell, clean, plain, strict_json, width
+from bench.text import cell, clean, plain, width
 
 VALUES: dict[str, Any] = {
     "newlines": "a\nb\r\nc", "escapes": "\x1b[31mred\x1b[0m \x9b2J \x1b]0;title\x07", "bar": "a|b \\| c",
@@ -182,18 +181,6 @@ def test_flags_of_all_rows_are_a_note(kind):
     assert (alone.count("shipped"), "all rows" in alone) == (1, False)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Interval(1e-16, 1e-16, 1e-16, 7), "<=1e-16"),  # all seeds are at the floor
-        (Interval(2e-16, 1e-16, 4e-16, 7), "2e-16 [1e-16, 4e-16]"),
-        (Interval(0.5, 0.5, 0.5, 7), "0.5 [0.5, 0.5]"),
-    ],
-)
-def test_a_gap_at_the_floor_is_a_bound(value: Interval, text: str) -> None:
-    assert cell(value) == text
-
-
 def test_numbers_stand_on_the_right_and_words_on_the_left():
     rows = [("a", 1, 0.5, Interval(0.5, 0.25, 0.75, 3), True), ("bcd", 100, None, "diverged", False)]
     table = Table.of(["name", "n", "x", "interval", "is"], rows)
@@ -243,21 +230,3 @@ def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"FORCE_COLOR": "1"}, check=False)
     assert "AssertionError" not in done.stderr
     assert "\x1b" not in done.stdout + clean(done.stderr)
-
-
-class Odd(float):
-    """As numpy's float64."""
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": [1, 2.5, None, True, "x"], "b": (1, {"c": "\u00e4 \U0001f600"})},
-        {"a": math.nan, "b": [math.inf, -math.inf], "c": "x"},
-        {1: 2, "path": pathlib.Path("a/b"), "odd": Odd(0.5), "text": "\\ud"},
-        [],
-    ],
-    ids=["plain", "not plain", "other types", "empty"],
-)
-def test_strict_json_is_the_plain_value(value):
-    assert json.loads(strict_json(value)) == json.loads(json.dumps(plain(value), allow_nan=False))

@@ -48,11 +48,6 @@ def filled(store: Path) -> Path:
 # -- views ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_of_an_unfinished_study_has_the_study_of_its_record(store):
-    add_run(store, "a", plan="study s")
-    assert rows("select study from runs", store) == [("s",)]
-
-
 def test_runs(filled):
     query = (
         "select run_id, task, opt, status, seed, data_seed, metric, split, final, best_step, steps, engine,"
@@ -246,12 +241,6 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
 )
 def test_a_query_may_have_comments(cli, filled, query):
     assert strict_json(cli("sql", query, "--json").out) == [{"a": 1}]
-
-
-@pytest.mark.parametrize("query", ["select now()", "select [now()] as a", "select {'a': now()} as a where false"])
-def test_times_with_a_time_zone_are_refused(cli, filled, query):
-    assert fails(cli, "sql", query).endswith("time zone are not supported; cast them, as in now()::varchar\n")
-    assert cli("sql", "select now()::varchar as a").code == 0
 
 
 @pytest.mark.timeout(120)
