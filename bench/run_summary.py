@@ -103,6 +103,11 @@ def _cap_of(result: RunResult) -> str:
     return f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"
 
 
+def planned_study(run: RunResult) -> str | None:
+    """The study that a run was trained for, by its own record."""
+    return run.plan.removeprefix("study ") if run.plan and run.plan.startswith("study ") else None
+
+
 def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:
     """The command of a run without its seeds: the device, and its settings beyond the defaults, or these instead."""
     names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"

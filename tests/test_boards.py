@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -25,15 +24,12 @@ from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.plots.curves import steps
 from bench.results.group import HUGE
-from bench.results.render import json_text
+from bench.results.render import as_json, json_text
 from bench.results.selection import End
 from bench.results.stats import Interval
 from bench.store.block import DONE
 from bench.store.record import RunResult
-from bench.store.reports import check_path, study_path
-from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import cell
 from tests.entered import (
     VERSIONS,
     add_tried,
@@ -56,7 +52,7 @@ LOSS: dict[str, Any] = {"task": "synthetic"}
 
 def everything(*folders: Path) -> str:
     """All boards as JSON."""
-    return json_text([board(name, *folders) for name in BOARDS])
+    return json_text(as_json([board(name, *folders) for name in BOARDS]))
 
 
 # -- quality ----------------------------------------------------------------------------------------------------------
@@ -74,47 +70,6 @@ def test_means_and_effects_are_those_of_independent_code(store, write):
     assert (row["verdict"], row["won"]) == ("worse", "0 of 7")
 
 
-@pytest.mark.parametrize(
-    ("values", "ends"),
-    [([0.2, 0.95], (0.0, 1.0)), ([0.9, 0.99, 0.97], (None, 1.0)), ([20.0, 95.0], (None, None))],
-    ids=["both", "upper", "percent of a plug-in"],
-)
-def test_an_interval_of_accuracies_has_no_impossible_values(store, values, ends):
-    keep(store, *seeds("adam", values))
-    low, high = reference.t.interval(0.95, len(values) - 1, mean(values), reference.sem(values))
-    row = rows("quality", store)["adam"]["final"]
-    expected = [plain if cut is None else cut for plain, cut in zip((low, high), ends, strict=True)]
-    assert (row.mean, row.low, row.high) == pytest.approx((mean(values), *expected))
-
-
-@pytest.mark.parametrize(("task", "first", "verdict"), [("mnist", "adam", "worse"), ("synthetic", "sgd", "better")])
-def test_the_direction_of_a_metric_is_that_of_the_task(store, task, first, verdict):
-    keep(store, *seeds("adam", HIGH, task=task), *seeds("sgd", LOW, task=task))
-    by_opt = rows("quality", store)
-    assert next(iter(by_opt)) == first
-    assert [row["verdict"] for row in by_opt.values()] == (
-        ["reference", verdict] if first == "adam" else [verdict, "reference"]
-    )
-
-
-def test_an_undecided_row_estimates_the_seeds_it_needs(store):
-    near = [x + d for x, d in zip(HIGH, [0.02, -0.02, 0.01, -0.01, 0.01, 0.02, -0.02], strict=True)]
-    keep(store, *seeds("adam", HIGH), *seeds("adamw", near), *seeds("sgd", [x + 0.1 for x in HIGH[:5]]))
-    by_opt = rows("quality", store)
-    assert (by_opt["adamw"]["verdict"], by_opt["adamw"]["won"], by_opt["adamw"]["more"]) == (
-        "no difference found",
-        "4 of 7",
-        None,
-    )
-    assert by_opt["adamw"]["effect"].low < 0 < by_opt["adamw"]["effect"].high
-    assert (by_opt["sgd"]["verdict"], by_opt["sgd"]["won"], by_opt["sgd"]["more"]) == (
-        "too few seeds (5 of 7)",
-        "5 of 5",
-        "after 7 to 10",
-    )
-    assert not by_opt["sgd"]["effect"].bounded
-
-
 def test_a_diverged_run_is_worse_than_every_number(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99, None, *[0.99] * 4]), *seeds("adamw", [None] * 7))
     table = board("quality", store).tables[-1]
@@ -126,17 +81,6 @@ def test_a_diverged_run_is_worse_than_every_number(store):
     assert (by_opt["sgd"]["won"], by_opt["sgd"]["verdict"]) == ("6 of 7", "no difference found")
     assert by_opt["sgd"]["effect"].low == -math.inf
     assert (by_opt["adamw"]["effect"], by_opt["adamw"]["verdict"]) == (None, "worse")
-
-
-def test_below_three_seeds_a_row_is_provisional(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99]), *seeds("adamw", [0.999]))
-    by_opt = rows("quality", store)
-    assert [(opt, row["verdict"], row["flags"]) for opt, row in by_opt.items()] == [
-        ("adamw", "too few seeds (1 of 7)", ["provisional"]),
-        ("sgd", "too few seeds (2 of 7)", ["provisional"]),
-        ("adam", "reference", []),
-    ]
-    assert math.isinf(by_opt["adamw"]["final"].low)
 
 
 @pytest.mark.parametrize(
@@ -200,14 +144,6 @@ def test_settings_tuned_on_training_data_are_not_compared(store):
     assert rows("quality", store, tasks=["synthetic"], reference="gd")["ngd"]["verdict"] == "better"
 
 
-def test_capped_tuned_settings_are_not_compared(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sngd", LOW, words={"opt.lr": 0.2}, tuned_by="elsewhere", cap_share=0.99))
-    keep(store, *seeds("sps", LOW, words={"opt.c": 4.0}, tuned_by="elsewhere", cap_share=0.5))
-    by_opt = rows("quality", store, reference="adam")
-    assert by_opt["sngd"]["verdict"] == "not compared: its cap sets the step, as in SGD with a fixed step"
-    assert by_opt["sps"]["verdict"] == "worse"
-
-
 def test_rows_at_the_floor_are_compared_by_steps(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}
@@ -242,43 +178,10 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     assert "losses below 1e-16 count as equal to it" in table.notes
 
 
-def test_effects_on_a_logarithmic_scale_are_ratios_and_never_negative(store):
-    def runs(opt: str, excess: list[float]) -> list[RunResult]:
-        return [make_run(opt, i, x, **LOSS, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(excess)]
-
-    ref = [1e-5 * 10**i for i in range(7)]
-    keep(store, *runs("adam", ref), *runs("sgd", [x * f for x, f in zip(ref, (2, 3, 4, 5, 6, 7, 8), strict=True)]))
-    row = rows("quality", store)["sgd"]
-    assert (row["effect"].mean, row["effect"].low, row["effect"].high) == pytest.approx((5, 2, 8))
-    assert row["verdict"] == "worse"
-    assert 0 < row["final"].low < row["final"].mean
-
-
-@pytest.mark.parametrize(
-    ("scale", "log"), [("log", True), ("linear", False), ("", True)], ids=["log", "linear", "not known"]
-)
-def test_the_task_says_whether_its_scale_is_logarithmic(store, scale, log):
-    for opt, factor in (("adam", 1), ("sgd", 2)):
-        for i in range(7):
-            end = {"loss": 5 + factor, "excess": float(factor)}
-            keep(store, make_run(opt, i, 5 + factor, **LOSS, scale=scale, metrics={"final": end}))
-    table = board("quality", store).tables[-1]
-    assert table.columns[2].title == f"test loss{' (suboptimality gap)' * log}"
-    assert rows("quality", store)["sgd"]["effect"].mean == (2 if log else -1)
-
-
 def test_values_that_are_equal_but_for_rounding_are_ties(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [x * (1 + 1e-7) for x in HIGH]))
     row = rows("quality", store)["sgd"]
     assert (row["won"], row["verdict"], row["effect"].mean) == ("0 of 7 (7 ties)", "no difference found", 0)
-
-
-def test_negative_losses_stay_what_they_are(store):
-    keep(store, *seeds("adam", [-1.0, -2.0, -3.0], **LOSS), *seeds("sgd", [-2.0, -3.0, -4.5], **LOSS))
-    by_opt = rows("quality", store)
-    assert next(iter(by_opt)) == "sgd"
-    assert by_opt["adam"]["final"].mean == -2
-    assert by_opt["sgd"]["effect"].mean == 1
 
 
 def test_the_reference_is_the_tuned_one_and_is_named(store):
@@ -291,13 +194,6 @@ def test_the_reference_is_the_tuned_one_and_is_named(store):
     assert by_opt["sgd"]["effect"].mean == pytest.approx(np.median(np.subtract(LOW, HIGH)))
 
 
-def test_the_reference_is_adamw_and_gd_where_batches_are_full(store):
-    keep(store, *seeds("adamw", HIGH), *seeds("sgd", LOW), *seeds("gd", HIGH, **LOSS), *seeds("adam", LOW, **LOSS))
-    tables = {table.title: table for table in board("quality", store, reference=None).tables}
-    named = {title: [row["opt"] for row in table.rows if row.get("is_reference")] for title, table in tables.items()}
-    assert named == {"over all tasks": [], "mnist, max_steps 100": ["adamw"], "synthetic, max_steps 100": ["gd"]}
-
-
 def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(store, *seeds("adam", [None] * 7), *seeds("sgd", LOW))
     row = rows("quality", store)["sgd"]
@@ -307,16 +203,6 @@ def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(tmp_path / "c", *seeds("sgd", LOW))
     (alone,) = board("quality", tmp_path / "c").tables
     assert "no verdicts, since the reference adam has no runs in these stores" in alone.notes[0]
-
-
-def test_over_all_tasks_each_task_has_its_own_verdict(store):
-    for words in ({}, {"trainer.max_steps": 200}):
-        keep(store, *seeds("adam", HIGH, words=words), *seeds("sgd", LOW, words=words))
-    keep(store, *seeds("adamw", HIGH))
-    by_opt = rows("quality", store, table=0)
-    short, long = (name for name in by_opt["sgd"] if "max_steps" in name and "effect" not in name)
-    assert (by_opt["sgd"][short], by_opt["sgd"][long]) == ("worse", "worse")
-    assert (by_opt["adamw"][short], by_opt["adamw"][long]) == ("no difference found", "no runs")
 
 
 def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
@@ -363,24 +249,6 @@ def test_tuning_noise_comes_from_resampled_tuning_seeds(store):
         (0.8, 0.8 - half, min(1, 0.8 + half), 3)
     )
     assert interval.low < plain.low < plain.high <= interval.high
-    assert notes == []
-
-
-def test_tuning_noise_on_a_logarithmic_scale_is_of_ratios(store):
-    losses = {0.1: [1e-4, 1e-2], 1.0: [1e-3, 1e-3]}
-    add_tried(
-        store, losses, {0.1: [1e-3, 1e-3], 1.0: [1e-4, 1e-4]}, [1e-3, 1e-4], won=1.0, task="synthetic", mode="min"
-    )
-    interval, notes = widened(store)
-    # One resample of four has only the seed on which 0.1 is better.
-    parts = [(math.log(10) ** 2 / 4, 1), (math.log(10) ** 2 * 0.25 * 0.75, 1)]
-    total = sum(of for of, _ in parts)
-    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    middle = -3.5 * math.log(10)
-    half = max(half, reference.t.ppf(0.975, 1) * math.sqrt(parts[0][0]))
-    assert (interval.mean, interval.low, interval.high) == pytest.approx(
-        (10**-3.5, math.exp(middle - half), math.exp(middle + half))
-    )
     assert notes == []
 
 
@@ -431,34 +299,6 @@ def test_three_repeated_studies_give_the_interval_of_their_means(store):
     assert notes == []
 
 
-def test_repeated_studies_that_chose_the_same_add_no_certainty(store):
-    for i in range(3):
-        repeat(store, 0.1, [*FRESH, 0.75], i)
-    row = rows("quality", store)["adam"]
-    interval, plain = row["final_tuned"], row["final"]
-    assert (interval.mean, interval.low, interval.high, interval.n) == pytest.approx(
-        (plain.mean, plain.low, plain.high, 3)
-    )
-
-
-def test_a_repeated_study_whose_winner_diverged_leaves_no_mean(store):
-    for i, won in enumerate((0.1, 1.0, 10.0)):
-        repeat(store, won, [0.5, None if i == 2 else 0.5], i)
-    assert widened(store) == ("1 of 2 diverged", [])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"first": 1000}, {"select_split": "val"}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
-)
-def test_repetitions_have_equal_budgets_and_other_seeds(store, change):
-    for i, won in enumerate((0.1, 1.0, 10.0)):
-        repeat(store, won, [*FRESH, 0.75], i, **change if i == 2 else {})
-    assert widened(store)[0].n == 4  # fresh seeds, not studies
-    row = rows("quality", store)["adam"]
-    assert row["final_tuned"] == row["final"]
-
-
 # -- what must not matter ---------------------------------------------------------------------------------------------
 
 CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
@@ -483,15 +323,6 @@ def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, whe
     assert merged == everything(*(folder / name for name in order), folder / "all")
 
 
-def test_conflicting_results_resolve_in_any_order(store, tmp_path):
-    keep(store, *seeds("adam", A))
-    keep(tmp_path / "other", make_run("adam", 0, 0.1), replace(make_run("adam", 1, None), status="failed"))
-    stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
-    assert [run.final for run in stores[0].runs] == [run.final for run in stores[1].runs]
-    assert all(item.conflicts == [make_run("adam", 0).run_id] for item in stores)  # an unfinished run is no conflict
-    assert everything(store, tmp_path / "other") == everything(tmp_path / "other", store)
-
-
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
@@ -503,6 +334,15 @@ def test_tuning_seeds_stay_out_and_seeds_by_hand_come_in(store):
     assert (entry.kind, sorted(seed for seed, _ in entry.runs)) == ("tuned", [0, 1, 2, 3, 4, 70, 71])
     (row,) = rows("quality", store).values()
     assert (row["n"], row["settings"], row["trials"]) == (7, "tuned", 3)
+
+
+def test_a_study_that_was_cut_short_has_no_row(store):
+    keep(store, *seeds("adam", A))
+    for lr in (0.1, 1.0):
+        keep(store, *seeds("adamw", [0.9, 0.9], 1000, words={"opt.lr": lr}, plan="study cut"))
+    collected = collect_from(store)
+    assert [entry.opt for entry in collected.entries] == ["adam"]
+    assert collected.notes == ["the study cut has not ended: 4 runs left out"]
 
 
 def test_the_largest_study_is_shown_and_others_are_named(store):
@@ -524,8 +364,8 @@ def test_defaults_that_win_a_study_are_both(store):
     for choice in ("best", "tuned", "default"):
         (entry,) = collect_from(store, settings=choice).entries
         assert (entry.kind, entry.default) == ("tuned", True)
-    (row,) = rows("tuning", store).values()
-    assert (row["gain"], row["flags"]) == ("these are the defaults", ["these are the defaults"])
+    (row,) = rows("quality", store).values()
+    assert row["flags"] == ["these are the defaults"]
 
 
 def test_a_study_that_gives_no_row_is_named(store):
@@ -543,19 +383,6 @@ def test_a_study_that_gives_no_row_is_named(store):
     ]
 
 
-GARBAGE: list[dict[str, Any]] = [{"trials": [{}]}, {"mode": "up"}, {"seeds": None}, {"winner": ["x"]}, {"more": 1}]
-
-
-@pytest.mark.parametrize("change", GARBAGE, ids=str)
-def test_a_study_record_that_is_garbage_is_named(store, change):
-    add_tuned(store, "adam", A)
-    path = study_path(store, "of-adam")
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert [item.path for item in Stores([store]).damaged] == [path]
-    assert {entry.kind for entry in collect_from(store, settings="all").entries} == {"by hand"}
-    assert everything(store)
-
-
 def test_unfinished_runs_are_counted_and_named(store):
     keep(
         store, *seeds("adam", A), make_run("adam", 8, None, status="killed"), make_run("adam", 9, None, status="failed")
@@ -564,14 +391,6 @@ def test_unfinished_runs_are_counted_and_named(store):
     (row,) = rows("quality", store).values()
     assert (row["n"], row["runs"]) == (5, {"completed": 5, "failed": 1, "killed": 1})
     assert collect_from(store).notes == ["mnist, max_steps 100: no run of sgd has finished (1 killed)"]
-
-
-def test_repeated_seeds_count_once_with_the_whole_budget_first(store):
-    keep(store, *seeds("adam", A))
-    keep(store, *seeds("adam", [0.1] * 5, words={"trainer.max_seconds": 1.0}, status="timeout"))
-    (row,) = rows("quality", store).values()
-    assert (row["n"], row["runs"], row["flags"]) == (5, {"completed": 5}, ["seeds run twice"])
-    assert row["final"].mean == pytest.approx(mean(A))
 
 
 FLAGS = [
@@ -598,44 +417,6 @@ def test_entries_with_a_rest_have_short_names_and_its_version(store):
     keep(store, muon(seed=2, versions=VERSIONS | {"rest": 1}), muon(seed=3, versions=VERSIONS | {"rest": 2}))
     with pytest.raises(UserError, match=r"several versions of optimizer adamw: 1 \(1 run\), 2 .*versions\.rest="):
         collect_from(store, only={"opt.rest": "adamw"})
-
-
-def test_conformance_is_that_of_all_methods_of_an_entry(store):
-    def checked(name: str, verdict: str = "pass", version: int = 1, rest: str | None = None) -> None:
-        path = check_path(store, name, version, None, rest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        one = {
-            "check": "groups",
-            "verdict": verdict,
-            "measured": None,
-            "note": "",
-            "seconds": 0.1,
-            "tolerance": None,
-            "meaning": "",
-            "advice": "",
-        }
-        options = {} if rest is None else {"rest": rest}
-        record = {"name": name, "ok": verdict == "pass", "options": options, "verdicts": [one], "version": version}
-        path.write_text(json.dumps(record))
-
-    def shown() -> list[str | None]:
-        return [entry.conformance for entry in collect_from(store, settings="all").entries]
-
-    keep(store, make_run("muon", words={"opt.rest": "sgd"}, versions=VERSIONS | {"rest": 1}), make_run("adam"))
-    checked("muon")
-    checked("adam")
-    assert shown() == ["pass", None]
-    checked("sgd", version=2)
-    assert shown() == ["pass", None]
-    checked("sgd")
-    checked("muon", "fail", rest="adamw")
-    checked("adam", "fail", rest="sgd")
-    assert shown() == ["pass", "pass"]
-    checked("muon", "fail", rest="sgd")
-    assert shown() == ["pass", "fails groups"]
-    checked("muon", rest="sgd")
-    checked("sgd", "fail")
-    assert shown() == ["pass", "fails groups"]
 
 
 @pytest.mark.parametrize("what", ["torch", "lightning", "task", "contents", "opt", "opt_package", "rest"])
@@ -697,30 +478,6 @@ def test_the_best_of_a_sweep_has_no_verdict(store):
     ]
 
 
-def test_the_selection_split_chooses_the_best_of_a_sweep(store):
-    def runs(lr: float, test: float, selection: float) -> list[RunResult]:
-        rows = [{"step": 100, "train_s": 1.0, "accuracy": selection}]
-        return seeds("adam", [test] * 3, words={"opt.lr": lr}, validations=rows)
-
-    keep(store, *runs(0.1, 0.9, 0.5), *runs(0.2, 0.8, 0.6))
-    assert rows("quality", store)["adam"]["final"].mean == pytest.approx(0.8)
-
-
-def test_defaults_with_equal_seeds_join_the_sweep(store):
-    keep(store, *seeds("adam", A))
-    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5})
-    row = rows("quality", store)["adam"]
-    assert (row["settings"], row["final"].mean) == ("best of 3", 0.9)
-
-
-def test_a_default_run_does_not_hide_a_larger_sweep(store):
-    keep(store, *seeds("adam", A[:1]))
-    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
-    row = rows("quality", store)["adam"]
-    assert (row["settings"], row["n"], row["final"].mean) == ("best of 2", 5, 0.9)
-    assert "adam: 1 further setting with other seeds were not considered" in collect_from(store).notes[0]
-
-
 def test_settings_with_different_seeds_are_chosen_by_nobody(store):
     for i, lr in enumerate((0.2, 0.20000001)):
         keep(store, *seeds("adam", A, first=10 * i, words={"opt.lr": lr}))
@@ -739,15 +496,6 @@ def test_sweep_settings_compete_on_their_common_seeds(store):
     assert any("adam" in note and "1 further setting" in note for note in collect_from(store).notes)
     every = board("quality", store, settings="all").tables[-1].rows
     assert [row["n"] for row in every if "one of 3 settings" in row["flags"]] == [7, 8, 12]
-
-
-@pytest.mark.parametrize(("choice", "existing"), [("tuned", "default"), ("default", "tuned")])
-def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, existing):
-    add_tuned(store, "adam" if existing == "tuned" else "sgd", A)
-    keep(store, *seeds("sgd" if existing == "tuned" else "adam", A))
-    collected = collect_from(store, settings=choice)
-    assert len(collected.entries) == 1
-    assert collected.notes == [f"mnist, max_steps 100: adam is not shown: it has no {choice} settings"]
 
 
 SPY = """
@@ -851,20 +599,6 @@ def test_runs_are_chosen_by_settings(store, only, n):
     assert len(entry.runs) == n
 
 
-@pytest.mark.parametrize(
-    ("only", "message"),
-    [
-        ({"max_steps": "100"}, "did you mean 'trainer.max_steps'"),
-        ({"status": "completed"}, "comparisons always include diverged"),
-        ({"seed": "99"}, "matches --task"),
-    ],
-)
-def test_misuse_of_only_is_refused(store, only, message):
-    keep(store, *seeds("adam", A))
-    with pytest.raises(UserError, match=message):
-        collect_from(store, only=only)
-
-
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
@@ -901,28 +635,6 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
 
 
-def test_all_views_agree_where_no_run_has_a_value(store):
-    keep(store, *seeds("adamw", [None] * 8), *seeds("sgdm", [None] * 8))
-    row = rows("quality", store, reference="adamw")["sgdm"]
-    assert (row["verdict"], row["effect"]) == ("no run has a value", None)
-    (said,) = (text for _, text in headlines(collect_from(store, reference="adamw")))
-    assert "No run of sgdm or adamw has a value." in said
-    assert "No significant difference" not in said
-
-
-def test_trials_that_diverged_are_explained_as_such(store, cli):
-    runs = {lr: seeds("adam", [end], 1000, words={"opt.lr": lr}) for lr, end in ((0.1, 0.5), (1.0, None), (0.01, 0.6))}
-    keep(store, *(run for group in runs.values() for run in group), *seeds("adam", A, words={"opt.lr": 0.01}))
-    study(store, {0.1: 0.5, 1.0: None, 0.01: 0.6}, runs, runs[0.01][0])
-    (row,) = json.loads(cli("leaderboard", "--store", store, "--no-reference", "--explain", "adam", "--json").out)
-    assert {trial["ended"] for trial in row["tried"]} == {"completed", "1 of 1 diverged"}
-    assert [trial["diverged"] for trial in row["tried"] if trial["score"] is None] == [1]
-    for option in (("--into", "x.md"), ("--columns", "final"), ("--board", "speed")):
-        refused = cli("leaderboard", "--store", store, "--explain", "adam", *option)
-        assert (refused.code, refused.out) == (2, "")
-        assert f"{option[0]}: --explain prints no board; remove one of them" in refused.err
-
-
 def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
     """Else it would need fewer steps than a faster run whose first evaluation is later than its own end."""
     row = {"train_s": 1.0, "loss": 1e-9}
@@ -933,28 +645,6 @@ def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
         keep(store, *seeds(opt, [1e-9] * 8, task="synthetic", split="train", words=words, **group))
     of = rows("speed", store, target=1e-6)
     assert of["ngd"]["steps"].median == of["gd"]["steps"].median == 100
-
-
-def test_a_run_that_converged_elsewhere_never_reaches_the_target(store):
-    """Its last value holds at all later steps, so it is not censored at its early end."""
-    ends = [(50, "converged: the norm of the gradient is 0")] * 3 + [(2000, None)] * 5
-    for opt, group in (("gd", ends), ("ngd", ends[:3])):
-        for seed, (end, why) in enumerate(group):
-            row = {"step": end, "train_s": 1.0, "loss": 0.5}
-            changes = {"steps": end, "reason": why, "validations": [row], "split": "train"}
-            keep(store, *seeds(opt, [0.5], seed, task="synthetic", words={"trainer.max_steps": 2000}, **changes))
-    of = rows("speed", store, target=1e-6)
-    assert (cell(of["gd"]["steps"]), cell(of["ngd"]["steps"])) == ("> 2000", "never")
-
-
-def test_a_given_target_is_of_the_suboptimality_gap(store):
-    values = [
-        {"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
-        for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)
-    ]
-    keep(store, *seeds("gd", A, task="synthetic", validations=values))
-    (row,) = rows("speed", store, target=1e-6).values()
-    assert (row["count"], row["steps"].median) == ("5 of 5", 30)
 
 
 def test_seconds_stay_within_a_type_of_machine(store):
@@ -972,47 +662,7 @@ def test_seconds_stay_within_a_type_of_machine(store):
     assert seconds == "median seconds (2)"
 
 
-def test_a_task_without_a_target_is_named(store):
-    keep(store, *seeds("adam", A, **LOSS))
-    made_board = board("speed", store)
-    assert not made_board.tables
-    assert "synthetic, max_steps 100 has no target" in made_board.notes[1]
-
-
-# -- tuning -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_expected_score_averages_over_all_choices(store):
-    scores = {1.0: 0.5, 0.1: 0.75, 0.01: 0.6, 10.0: 0.2}
-    runs = {lr: [make_run("adam", 1000, words={"opt.lr": lr})] for lr in scores}
-    keep(store, *(run for item in runs.values() for run in item), *seeds("adam", A, words={"opt.lr": 0.1}))
-    study(store, scores, runs, runs[0.1][0])
-    (row,) = rows("tuning", store).values()
-    for k in range(1, 5):
-        assert row["expected"][k - 1] == pytest.approx(mean(max(c) for c in combinations(scores.values(), k)))
-    assert (row["k1"], row["k4"]) == (pytest.approx(0.5125), 0.75)
-    # Only the best itself is within 5 % of the best, 0.7125.
-    assert row["basin_text"] == "the best alone"
-
-
-@pytest.mark.parametrize(
-    ("scores", "width", "text"),
-    [
-        ({0.01: 9.0, 0.1: 1.0, 1.0: 1.05, 10.0: 9.0}, 1, "1"),
-        ({0.01: 1.0, 0.1: 1.0, 1.0: 1.05, 10.0: None}, 2, "at least 2"),
-        ({0.01: 9.0, 0.1: -1.0, 1.0: -2.0, 10.0: -1.5}, 0, "the best alone"),
-    ],
-)
-def test_the_good_range_is_in_decades(store, scores, width, text):
-    runs = {lr: [make_run("adam", 1000, words={"opt.lr": lr}, **LOSS)] for lr in scores}
-    keep(store, *(run for item in runs.values() for run in item), *seeds("adam", A, words={"opt.lr": 0.1}, **LOSS))
-    study(store, scores, runs, runs[0.1][0], task="synthetic", mode="min")
-    (row,) = rows("tuning", store).values()
-    assert (row["basin"], row["basin_text"]) == (pytest.approx(width), text)
-    assert row["unscored"] == list(scores.values()).count(None)
-
-
-def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
+def test_settings_that_the_cap_excluded_are_counted(store):
     shares = {0.1: 0.99, 1.0: 1.0, 10.0: 0.2}
     runs = {lr: [make_run("sps", 1000, words={"opt.max_step": lr}, cap_share=share)] for lr, share in shares.items()}
     keep(store, *(run for group in runs.values() for run in group))
@@ -1023,17 +673,6 @@ def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
     keep(store, *seeds("adam", A))
     verdict = rows("quality", store, reference="adam")["sps"]["verdict"]
     assert verdict == "not compared: its cap excluded all tried settings but one"
-    assert rows("tuning", store)["sps"]["unscored"] == 0
-    assert rows("tuning", store)["sps"]["excluded"] == 2
-    answer = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps", "--json")
-    (explained,) = json.loads(answer.out)
-    assert [trial["cap_share"] for trial in explained["tried"]] == [0.99, 1.0, 0.2]
-    text = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps").out
-    assert [line.split()[-2:] for line in text.splitlines() if "design" in line and "%" in line] == [
-        ["99%:", "excluded"],
-        ["100%:", "excluded"],
-        ["0.5", "20%"],
-    ]
 
 
 def test_a_study_whose_cap_excluded_everything_says_so(store):
@@ -1055,75 +694,6 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     assert not any("its cap excluded" in note for note in board("quality", store, reference="adam").tables[2].notes)
 
 
-def test_the_command_of_a_study_says_what_its_suite_added(store, cli):
-    runs = {lr: [make_run("adam", 1000, words={"opt.lr": lr})] for lr in (0.1, 1.0, 10.0)}
-    keep(store, *(run for group in runs.values() for run in group), *seeds("adam", A, words={"opt.lr": 1.0}))
-    record = study(store, {0.1: 0.2, 1.0: 0.5, 10.0: 0.4}, runs, runs[1.0][0], seeds=[1000])
-    explain = ("leaderboard", "--store", store, "--no-reference", "--reference", "adam", "--explain", "adam")
-
-    def command():
-        (line,) = (line for line in cli(*explain).out.splitlines() if "bench tune" in line)
-        return line[line.index(" --trials ") :]
-
-    assert command() == " --trials 3 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid"
-    trials = [*record.trials[:2], record.trials[2] | {"kind": "top-up"}]
-    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": trials}))
-    added = "  # `bench suite` adds 1 trial: equal budgets for all optimizers"
-    assert command() == f" --trials 2 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid{added}"
-
-
-def test_the_gain_over_the_defaults_is_paired(store):
-    add_tuned(store, "adam", HIGH)
-    keep(store, *seeds("adam", LOW))
-    gain = rows("tuning", store)["adam"]["gain"]
-    gains = np.subtract(HIGH, LOW)
-    assert (gain.mean, gain.low, gain.high) == pytest.approx((np.median(gains), gains.min(), gains.max()))
-
-
-def test_defaults_that_diverge_or_are_not_there_give_no_gain(store):
-    add_tuned(store, "adam", A)
-    (table,) = board("tuning", store).tables
-    assert table.rows[0]["gain"] is None
-    assert (
-        "no runs with the default settings: adam (bench fit --task mnist --opt adam --device cpu --trainer.max_steps"
-        " 100 --seed 0, and so on)" in table.notes
-    )
-    keep(store, *seeds("adam", [None, 0.5, None, 0.5, None]))
-    (table,) = board("tuning", store).tables
-    assert table.rows[0]["gain"] == "0 tuned and 3 default of 5 runs have no value"
-    assert not table.notes
-
-
-# -- robustness -------------------------------------------------------------------------------------------------------
-
-
-def test_shares_and_deviations_have_exact_intervals(store):
-    keep(store, *seeds("adam", A), *seeds("sgd", [0.5, None, None, 0.5, 0.5]))
-    by_opt = rows("robustness", store)
-    exact = reference.binomtest(2, 5).proportion_ci(0.95, "exact")
-    assert (by_opt["sgd"]["diverged"].mean, by_opt["sgd"]["diverged"].low) == pytest.approx((0.4, exact.low))
-    chi = [math.sqrt(4 * np.var(A, ddof=1) / reference.chi2.ppf(q, 4)) for q in (0.975, 0.025)]
-    deviation = by_opt["adam"]["deviation"]
-    assert (deviation.mean, deviation.low, deviation.high) == pytest.approx((np.std(A, ddof=1), *chi))
-    assert (by_opt["adam"]["worst"], by_opt["sgd"]["worst"], by_opt["sgd"]["deviation"]) == (
-        0.8,
-        "2 of 5 diverged",
-        None,
-    )
-
-
-def test_the_share_of_trials_that_diverged_counts_their_runs(store):
-    add_tuned(store, "adam", A)
-    keep(
-        store,
-        *(replace(make_run("adam", seed, None, words={"opt.lr": 1.0}), status="diverged") for seed in (1000, 1001)),
-    )
-    killed = replace(make_run("adam", 1000, None, words={"opt.lr": 0.01}), status="killed")
-    shutil.rmtree(store / killed.run_id)  # or its results would count
-    keep(store, killed)
-    assert rows("robustness", store)["adam"]["diverged_trials"] == "2 of 5"  # the killed one might have diverged
-
-
 ENTRANTS = ("adam", "sgd", "sngd", "momo")
 few = st.sampled_from([None, 0.25, 0.5, 0.75])
 
@@ -1131,17 +701,16 @@ few = st.sampled_from([None, 0.25, 0.5, 0.75])
 @settings(deadline=None, max_examples=40)
 @given(st.fixed_dictionaries({opt: st.lists(few, min_size=8, max_size=12) for opt in ENTRANTS}))
 def test_no_entrant_changes_the_row_of_another(values: dict[str, list[End]]) -> None:
-    def of(some: tuple[str, ...], name: str) -> dict[str, Any]:
+    def of(some: tuple[str, ...]) -> dict[str, Any]:
         runs = [run for opt in some for run in seeds(opt, values[opt])]
-        (table,) = BOARDS[name](replace(Collected.of(runs, lambda run_id: {}), reference="adam")).tables
+        (table,) = BOARDS["quality"](replace(Collected.of(runs, lambda run_id: {}), reference="adam")).tables
         return {row["opt"]: {k: v for k, v in row.items() if k != "flags"} for row in table.rows}
 
-    for name in ("quality", "robustness"):
-        every = of(ENTRANTS, name)
-        for count in range(1, len(ENTRANTS)):
-            for others in combinations(ENTRANTS[1:], count - 1):
-                some = of(("adam", *others), name)
-                assert some == {opt: every[opt] for opt in some}
+    every = of(ENTRANTS)
+    for count in range(1, len(ENTRANTS)):
+        for others in combinations(ENTRANTS[1:], count - 1):
+            some = of(("adam", *others))
+            assert some == {opt: every[opt] for opt in some}
 
 
 def test_two_settings_of_the_reference_are_none_and_said(store):
@@ -1186,20 +755,13 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
     keep(store, *seeds("sgd", [0.6 + x for x in noise], name="mine"))
     ((name, said),) = headlines(collect_from(store))
     assert name == "mnist, max_steps 100"
-    first, second, third, fourth = said.removesuffix(".").split(". ")
+    first, *others = said.removesuffix(".").split(". ")
     assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
-    assert second.startswith("No significant difference between adamw and adam (gain ")
-    assert third.startswith("mine (gain -0.1 [-0.1, -0.1]) and sgd (gain -0.2")
-    assert third.endswith("are worse")
-    assert fourth == "Too few seeds to judge sps"
-
-
-def test_a_headline_without_a_reference_names_the_best_mean(store):
-    keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
-    ((_, said),) = headlines(collect_from(store))
-    assert said.startswith(
-        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); no verdicts, since the reference adamw"
-    )
+    assert [part.partition(" (gain")[0] for part in others] == [
+        "No difference found: adam",
+        "Worse: mine",
+        "Too few seeds: sps",
+    ]
 
 
 # -- theory -----------------------------------------------------------------------------------------------------------
@@ -1241,13 +803,3 @@ def test_runs_with_lost_or_damaged_measurements_are_named(store):
     assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
     assert "ngd: left out for lack of readable measurements: 2 runs" in table.notes
     assert [str(folders[1]) in item for item in collected.damaged] == [True]
-
-
-def test_the_rate_of_a_power_law_is_its_exponent(store):
-    for seed in range(3):
-        run = replace(make_run("ngd", seed, 1e-4, **LOSS), steps=1000)
-        steps = np.arange(1, 1001)
-        curve = {"step": steps, "loss": 3 * steps**-1.5, **dict.fromkeys(CURVE_FIELDS[2:], np.ones(1000))}
-        put(store, run, tables={"curve": {run.run_id: curve}})
-    row = rows("theory", store)["ngd"]
-    assert row["rate"].mean == pytest.approx(-1.5)

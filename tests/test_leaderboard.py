@@ -1,11 +1,7 @@
 """`bench leaderboard`: its output for people, programs and pages; refusals; a real study."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from bench.api.boards import BOARD_NAMES
 from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.results.render import FORMATS, markdown
 from bench.store.store import Store
-from tests.entered import add_tuned, board, keep, keep_block, make_run, seeds
+from tests.entered import add_tuned, board, keep, make_run, seeds
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 
@@ -69,7 +65,7 @@ def test_a_paper_has_its_own_names_and_columns(store, cli):
 
 
 def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
-    answer = cli("leaderboard", "--reference", "adam")
+    answer = cli("leaderboard", "--reference", "adam", "--board", "quality")
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
@@ -95,6 +91,17 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
 
+def test_the_verdicts_come_first_and_fit_forty_lines(cli, filled):
+    for i in range(45):
+        keep(filled, *seeds("sgd", B, name=f"own.py:Opt{i}"))
+    out = cli("leaderboard", "--reference", "adam").out
+    assert len(out.splitlines()) <= 40
+    assert max(map(len, out.splitlines())) <= 100
+    assert re.search(r"● own.py:Opt0 +\? 0\.718", out)
+    assert "further optimizers: bench leaderboard --all" in out
+    assert "Quality at a fixed budget" in cli("leaderboard", "--all").out
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, kind):
     words = ("leaderboard", "--board", "all", "--format", kind)
@@ -103,15 +110,6 @@ def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, k
     assert cli(*words, "-o", tmp_path / "out").code == 0
     assert (tmp_path / "out").read_text() == answer.out
     assert answer.out == cli(*words).out
-
-
-def test_another_process_writes_the_same_bytes(cli, filled):
-    words = ["leaderboard", "--board", "all", "--format", "json"]
-    command = [sys.executable, "-c", "from bench.cli import main; main()", *words]
-    other = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONHASHSEED": "7"}, check=True
-    )
-    assert other.stdout == cli(*words).out
 
 
 def test_json_holds_every_row_with_its_runs_and_its_comparison(cli, filled):
@@ -138,19 +136,9 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
     assert {row["opt"]: row["conformance"] for row in rows} == {"adam": "pass", "sgd": "fails groups"}
 
 
-@pytest.mark.parametrize(
-    ("ending", "begin"), [(".md", "## "), (".csv", "board,"), (".JSON", "["), (".tex", "%"), (".html", "<!")]
-)
-def test_the_name_of_the_file_says_the_format(cli, filled, tmp_path, ending, begin):
-    path = tmp_path / "new" / f"board{ending}"
-    answer = cli("leaderboard", "-o", path)
-    assert (answer.code, answer.out, answer.err) == (0, "", f"written to {path}\n")
-    assert path.read_text().startswith(begin)
-
-
 def test_boards_are_asked_for_by_name(cli, filled):
-    (one, other) = strict(cli("leaderboard", "--board", "robustness,speed,robustness", "--format", "json").out)
-    assert (one["board"], other["board"]) == ("robustness", "speed")
+    (one, other) = strict(cli("leaderboard", "--board", "theory,speed,theory", "--format", "json").out)
+    assert (one["board"], other["board"]) == ("theory", "speed")
     assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
         BOARD_NAMES
     )
@@ -198,18 +186,6 @@ def test_a_file_without_markers_stays_unchanged(cli, filled, tmp_path, content):
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
 
 
-@pytest.mark.parametrize(
-    ("out", "says"),
-    [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
-)
-def test_an_unwritable_report_is_refused_first(cli, filled, out, says, monkeypatch):
-    monkeypatch.setattr("bench.api.boards.requested", lambda args: pytest.fail("the store was read"))
-    answer = cli("report", "-o", out)
-    assert answer.code == 2
-    assert says in answer.err
-    assert answer.err.count("\n") == 1
-
-
 # -- damaged stores ---------------------------------------------------------------------------------------------------
 
 
@@ -231,11 +207,6 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
 
 
-def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
-    (tmp_path / "file").touch()
-    assert "it is a file, not a folder" in cli("leaderboard", "--store", tmp_path / "file").err
-
-
 def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
     runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
     keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
@@ -245,20 +216,6 @@ def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
     assert answer.code == 1
     assert strict(answer.out)[0]["tables"][0]["rows"][0]["n"] == 3
     assert answer.err.count("bench: warning: cannot read the tables of run") == 1
-
-
-def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
-    keep(tmp_path / "b", *seeds("adamw", A), make_run("sgd", 0, 0.99))
-    both = cli("leaderboard", "--store", filled, "--store", tmp_path / "b")
-    assert both.code == 0
-    assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
-    assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
-    assert f"{make_run('sgd', 0).run_id} is stored several times with different results" in both.err
-    keep_block(tmp_path / "d", make_run("sgd", 0, 0.5), make_run("sgd", 1, 0.5))
-    keep_block(tmp_path / "d", make_run("sgd", 0, 0.9), make_run("sgd", 2, 0.5))
-    assert f"{make_run('sgd', 0).run_id} is stored several times" in cli("leaderboard", "--store", tmp_path / "d").err
-    shutil.copytree(tmp_path / "b", tmp_path / "c")
-    assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out
 
 
 @pytest.mark.parametrize(
@@ -295,8 +252,6 @@ def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch
     lr = json.loads(cli("list", "studies", "--json").out)[0]["best"].split()[-1]
     (row,) = strict(cli("leaderboard", "--format", "json").out)[0]["tables"][0]["rows"]
     assert (row["opt"], row["settings"], row["n"], row["trials"]) == ("sgd", "tuned", 3, 3)
-    (expected,) = strict(cli("leaderboard", "--board", "tuning", "--format", "json").out)[0]["tables"]
-    assert expected["rows"][0]["trials"] == 3
 
     hand = [word if word != "1e1:1e4" else lr for word in SMALL]
     for seed in (7, 8, 1000):  # the last is a tuning seed

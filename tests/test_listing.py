@@ -12,15 +12,11 @@ from datetime import UTC, datetime
 import pytest
 
 from bench.browse.listing import since
-from bench.errors import UserError
-from bench.results.render import text_lines
-from bench.results.table import Table
 from bench.store.record import now
 from bench.store.store import Store
-from bench.terminal import wrapped
 from bench.text import width
 from tests.entered import keep, keep_block, make_run, seeds, study
-from tests.stored import WILD, add_run, begin, begin_block, kill, record
+from tests.stored import WILD, add_run, begin, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--device", "cpu", "--trainer.max_steps", 20)
 
@@ -62,17 +58,6 @@ def test_a_record_says_when_its_run_began_and_what_for(cli, store):
     assert (runs["sngd"].plan, runs["ngd"].plan) == (None, "sweep")
 
 
-def test_a_run_that_is_trained_again_has_a_new_date(cli, store, monkeypatch):
-    for moment in (day(1), day(2)):
-        monkeypatch.setattr("bench.train.runner.now", lambda moment=moment: moment)
-        assert cli(*FIT, "--rerun").code == 0
-        assert next(Store(store).runs()).begun == moment
-
-
-def test_date_and_plan_are_no_part_of_what_two_records_should_agree_in():
-    assert record("a", begun=day(1), plan="sweep").outcome == record("a", begun=day(2)).outcome
-
-
 # -- lines and folding ----------------------------------------------------------------------------------------------
 
 
@@ -106,22 +91,6 @@ def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):
     assert len(names(cli("list", "runs", "--all"))) == 6
 
 
-def test_a_loss_is_shown_above_its_infimum_where_that_is_known(cli, store):
-    assert cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 20, "--device", "cpu").code == 0
-    (run,) = Store(store).runs()
-    assert rows(cli("list", "runs"))[0][6] == f"train loss (suboptimality gap) {run.excess():.4g}"
-
-
-def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
-    keep(store, *seeds("adam", [0.5, 0.6]), make_run("adam", 2, words={"data_seed": 7}))
-    assert len(names(cli("list", "runs"))) == 2
-
-
-def test_a_group_with_half_of_its_runs_diverged_has_no_median(cli, store):
-    keep(store, *seeds("adam", [0.5, None]))
-    assert rows(cli("list", "runs"))[0][6] == "-"
-
-
 def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     def swept(lr: float, final: float, **changes):
         words = {"opt.lr": lr}
@@ -134,13 +103,6 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 0.25  trainer.max_steps 100"]
     assert second[7] == "opt.lr 0.1  trainer.max_steps 100"
     assert len(rows(cli("list", "runs", "--all"))) == 10
-
-
-def test_the_middle_one_of_equal_points_is_the_best(cli, store):
-    for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
-        keep(store, make_run("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
-    (line,) = rows(cli("list", "runs"))
-    assert line[7] == "opt.lr 1  trainer.max_steps 100"
 
 
 @pytest.fixture
@@ -165,15 +127,6 @@ def test_the_runs_of_a_study_share_a_line(cli, studied):
     keep(studied, *seeds("adam", [0.7, 0.8, 0.9], words={"opt.lr": 0.5}, plan="study lr-of-adam"))
     lines = {row[0]: row for row in rows(cli("list", "runs"))}
     assert lines["study lr-of-adam"][6] == "test accuracy 0.8 best"  # of its fresh seeds alone
-
-
-def test_runs_of_a_block_that_trains_now_are_running(cli, store):
-    attempt, _ = begin_block(store, ["a", "b"])
-    try:
-        assert {row[1] for row in rows(cli("list", "runs", "--all"))} == {"running"}
-        assert cli("show", "a").out.startswith("a: running\n")
-    finally:
-        attempt.drop()
 
 
 # -- filters, orders, limits ----------------------------------------------------------------------------------------
@@ -215,21 +168,11 @@ def test_rows_beyond_a_limit_are_counted(cli, several):
     assert answer.err == "bench: note: 3 more; --limit 4 shows all\n"
 
 
-def test_a_filter_that_leaves_nothing(cli, several, store):
-    assert cli("list", "runs", "--opt", "sgd", "--status", "failed").out == f"no such runs in {store}\n"
-    assert json.loads(cli("list", "runs", "--status", "running", "--json").out) == []
-
-
 @pytest.mark.parametrize("words", [("list", "runs"), ("show", "mnist-sgd-0123456789")])
 def test_a_store_that_is_named_must_exist(cli, tmp_path, words):
     code, out, err = cli(*words, "--store", tmp_path / "typo")
     assert (code, out) == (2, "")
     assert err == f"bench: error: there is no store {tmp_path / 'typo'}; name one with --store DIR\n"
-
-
-def test_without_a_store_there_are_no_runs(cli, store):
-    assert cli("list", "runs", "--opt", "sgd") == (0, f"no runs in {store}\n", "")
-    assert json.loads(cli("list", "runs", "--json").out) == []
 
 
 @pytest.mark.parametrize(
@@ -251,16 +194,6 @@ def test_bad_words(cli, several, store, words, error):
     assert error.format(store=store) in fails(cli("list", "runs", *words.split()))
 
 
-@pytest.mark.parametrize("what", ["tasks", "optimizers"])
-def test_filters_of_runs_are_refused_elsewhere(cli, what):
-    assert f"--opt: it selects runs (`bench list runs`); remove it to list {what}" in fails(
-        cli("list", what, "--opt", "sgd")
-    )
-    assert json.loads(cli("list", what, "--json").out).keys() == {
-        line.split()[0] for line in cli("list", what).out.splitlines()
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "moment"),
     [
@@ -277,21 +210,6 @@ def test_since(text, moment):
     assert since(text, datetime(2026, 11, 22, 12, tzinfo=UTC)) == moment
 
 
-@pytest.mark.parametrize("text", ["", "h", "-2h", "2", "2 h", "999999w", "2026-13-01", "٣d"])
-def test_an_illegal_time_of_since_is_refused(text):
-    with pytest.raises(UserError, match="it takes a date"):
-        since(text, datetime(2026, 11, 22, 12, tzinfo=UTC))
-
-
-def test_several_stores_are_read_as_one(cli, tmp_path):
-    for name, opt in (("one", "sgd"), ("two", "adam")):
-        keep(tmp_path / name, make_run(opt), make_run("ngd"))
-    stores = ("--store", tmp_path / "one", "--store", tmp_path / "two")
-    assert len(names(cli("list", "runs", *stores))) == 3
-    assert json.loads(cli("list", "runs", "--json", "--opt", "adam", *stores).out)[0]["store"] == str(tmp_path / "two")
-    assert "there is no store" in fails(cli("list", "runs", *stores[:3], tmp_path / "three"))
-
-
 # -- terminals ------------------------------------------------------------------------------------------------------
 
 
@@ -304,20 +222,6 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(cli, studied, mo
     letters.subtract(re.sub(r"\s", "", wide))
     assert min(letters.values()) >= 0
     assert max(map(width, narrow.splitlines())) <= columns
-
-
-def test_a_table_as_wide_as_the_terminal_stays_whole():
-    given = Table.of(["a", "b", "c"], [("1", "2 x  3 y", "4")])
-    assert text_lines(given.columns, given.rows, 14) == ["a  b         c", "1  2 x  3 y  4"]
-    assert text_lines(given.columns, given.rows, 13) == ["a  b", "1  2 x  3 y", "", "a  c", "1  4"]
-    assert text_lines(given.columns, given.rows, 8) == ["a  b", "1  2 x", "   3 y", "", "a  c", "1  4"]
-
-
-def test_a_part_is_not_broken_where_it_need_not_be():
-    assert wrapped(["a 1", "b 2", "c 3"], 20, "  ") == ["  a 1  b 2  c 3"]
-    assert wrapped(["aaaa 1", "bbbb 2", "cccc 3"], 20, "  ") == ["  aaaa 1  bbbb 2", "  cccc 3"]
-    assert wrapped([], 20, "  ") == []
-    assert wrapped(["long " * 10], None, "  ") == ["  " + "long " * 10]
 
 
 # -- show -----------------------------------------------------------------------------------------------------------
@@ -355,14 +259,6 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     assert "it has no checkpoint, so it starts from step 0" in out
 
 
-def test_a_run_says_which_study_it_is_of(cli, studied):
-    trial = next(run for run in Store(studied).runs() if run.config["seed"] == 1000 and run.status == "completed")
-    out = cli("show", trial.run_id).out
-    assert "  made for   study lr-of-adam\n" in out
-    (draw,) = (line.strip() for line in out.splitlines() if "bench plot" in line)
-    assert cli(*shlex.split(draw)[1:-1], studied.parent / "study.png").code == 0
-
-
 def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     metrics = {"final": {"accuracy": 0.5, "hard": {"accuracy": 0.25}}, "best": {"accuracy": 0.75}}
     run = make_run("adam", best=0.75, metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
@@ -371,20 +267,6 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     assert re.search(r"^  test accuracy  0\.5 +0\.75$", out, re.MULTILINE)
     assert re.search(r"^  hard accuracy  0\.25 +-$", out, re.MULTILINE)
     assert "target 0.5, reached at step 7 after 2.5 s" in out
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("mnist-sgd-0", "unknown run 'mnist-sgd-0' in {store}; did you mean 'mnist-sgd-"),
-        ("sngdd", "unknown task, optimizer, experiment or run 'sngdd'; did you mean 'sngd'?"),
-    ],
-)
-def test_a_name_that_nothing_has(cli, store, name, error):
-    run = make_run("sgd")
-    keep(store, run)
-    name = name.replace("mnist-sgd-0", run.run_id[:-4])
-    assert error.format(store=store).replace("mnist-sgd-0", name) in fails(cli("show", name))
 
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
@@ -407,18 +289,6 @@ def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
         )
         assert "$(touch harmed) `touch harmed`; touch harmed #'\"" in told.stdout
     assert not (store.parent / "harmed").exists()
-
-
-def test_a_run_that_has_a_name_of_the_suite_does_not_hide_it(cli, store):
-    add_run(store, "adam")
-    assert "search space:" in cli("show", "adam").out
-    assert cli("show", store / "adam").out.startswith("adam: completed\n")
-
-
-def test_a_killed_run_has_the_steps_of_its_curve(cli, store):
-    kill(begin(store, record("a", steps=0)))
-    (run,) = json.loads(cli("list", "runs", "--json").out)
-    assert (run["status"], run["steps"]) == ("killed", 3)
 
 
 # -- speed ----------------------------------------------------------------------------------------------------------

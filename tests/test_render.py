@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import pathlib
 import pty
 import re
 import subprocess
@@ -18,20 +17,10 @@ from typing import Any
 
 import pytest
 
-from bench.results.render import (
-    FORMATS,
-    STREAMS,
-    csv_lines,
-    json_lines,
-    markdown_table,
-    shown,
-    stream,
-    text,
-    text_lines,
-)
+from bench.results.render import FORMATS, markdown_table, shown, table_lines, text
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
-from bench.text import cell, clean, plain, strict_json, width
+from bench.text import cell, clean, plain, width
 
 VALUES: dict[str, Any] = {
     "newlines": "a\nb\r\nc", "escapes": "\x1b[31mred\x1b[0m \x9b2J \x1b]0;title\x07", "bar": "a|b \\| c",
@@ -147,31 +136,6 @@ def test_hostile_text_is_harmless_in_every_format(kind):
     READERS[kind](page)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_rows_may_come_one_by_one(kind):
-    own = [Column("opt", "opt", side="left"), Column("value", "value", side="right")]
-    content = "".join(stream(own, iter(TABLE.rows), kind, None))
-    assert "\x1b" not in content
-    if kind == "json":
-        assert [row["opt"] for row in json.loads(content)] == list(VALUES)
-    else:
-        assert len(content.splitlines()) == len(VALUES) + (2 if kind == "md" else 1)
-
-
-@pytest.mark.parametrize("write", [csv_lines, lambda _, rows: json_lines(rows)])
-def test_programs_are_told_each_row_before_the_next_is_asked_for(write):
-    def rows():
-        for number in range(3):
-            asked.append(number)
-            yield {"x": number}
-
-    asked = []
-    lines = write([Column("x")], rows())
-    next(lines)
-    next(lines)
-    assert len(asked) < 3
-
-
 @pytest.mark.parametrize("wide", [20, 60, 100])
 @pytest.mark.parametrize("styled", [False, True])
 def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(wide, styled):
@@ -201,38 +165,6 @@ def test_columns_that_do_not_fit_follow_as_tables_that_name_their_rows():
     ]
 
 
-def test_further_tables_begin_with_the_column_that_names_the_rows():
-    own = [
-        Column("places", "rank"),
-        Column("opt", "optimizer", names=True),
-        Column("a", "a" * 20),
-        Column("b", "b" * 20),
-    ]
-    rows = [{"places": "1 to 2", "opt": opt, "a": 1, "b": 2} for opt in ("adam", "sgd")]
-    lines = text([Board("b", "board", [Table("t", own, rows)])], 45).splitlines()[5:]
-    assert [line.split()[0] for line in lines if line] == ["rank", "1", "1", "optimizer", "adam", "sgd"]
-
-
-@pytest.mark.parametrize("term", ["xterm", "dumb", "unknown"])
-def test_a_table_has_the_width_of_its_terminal_whatever_its_type(term, monkeypatch):
-    monkeypatch.setenv("TERM", term)
-    lines = text_lines([Column("a", wraps=True)], [{"a": "word " * 50}], 40, styled=True)
-    assert max(map(width, lines)) <= 40
-    assert "".join(lines).count("word") == 50
-
-
-@pytest.mark.parametrize("wide", [20, 40])
-def test_a_column_of_at_least_some_width_loses_nothing(wide):
-    own = [Column("name", least=12), Column("said", wraps=True, least=35), Column("more")]
-    lines = text_lines(own, [{"name": "abc", "said": "x" * 70, "more": "y" * 50}], wide)
-    assert max(map(width, lines)) <= wide
-    assert [sum(line.count(letter) for line in lines) for letter in "xy"] == [70, 50]
-
-
-def test_a_table_without_columns_is_empty():
-    assert text_lines([], [], 40) == text_lines([], [], None) == []
-
-
 def test_a_page_has_the_title_of_its_boards():
     """Claims and checks are written as such pages too."""
     page = FORMATS["html"]([Board("claims", "Claims <of> papers", []), Board("b", "Quality", [])])
@@ -247,28 +179,6 @@ def test_flags_of_all_rows_are_a_note(kind):
     assert (said.count("shipped"), said.count("all rows: shipped"), said.count("own")) == (1, 1, 1)
     alone = FORMATS[kind]([Board("b", "board", [replace(table, rows=rows[:1])])])
     assert (alone.count("shipped"), "all rows" in alone) == (1, False)
-
-
-@pytest.mark.parametrize("wide", [20, 33, 34, 60])
-def test_text_goes_over_several_lines_where_the_terminal_is_narrow(wide):
-    table = Table.facts([("one", "a b " * 30), ("two three", "word")], least=12)
-    lines = text_lines(table.columns, table.rows, wide)
-    assert max(map(len, lines)) <= wide
-    assert re.sub(r"\s", "", "".join(lines)).startswith("one" + "ab" * 30)
-    assert "word" in lines[-1] or "word" in lines[-2]
-    assert lines[-1] == "two three     word" or wide < 34
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Interval(1e-16, 1e-16, 1e-16, 7), "<=1e-16"),  # all seeds are at the floor
-        (Interval(2e-16, 1e-16, 4e-16, 7), "2e-16 [1e-16, 4e-16]"),
-        (Interval(0.5, 0.5, 0.5, 7), "0.5 [0.5, 0.5]"),
-    ],
-)
-def test_a_gap_at_the_floor_is_a_bound(value: Interval, text: str) -> None:
-    assert cell(value) == text
 
 
 def test_numbers_stand_on_the_right_and_words_on_the_left():
@@ -302,9 +212,10 @@ def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
 def test_verdicts_have_colors_on_a_terminal_only():
     column = Column("v", "verdict", colors={"better": "green", "worse": "red"})
     rows = [{"v": "better, diverges less often"}, {"v": "worse"}, {"v": "reference"}]
-    without = [*text_lines([column], rows, None, styled=True), *text_lines([column], rows, 60)]
+    table = Table("", [column], rows)
+    without = [*table_lines(table, None, styled=True), *table_lines(table, 60)]
     assert not any("\x1b" in line for line in without)
-    styled = text_lines([column], rows, 60, styled=True)
+    styled = table_lines(table, 60, styled=True)
     assert [line.split("m")[0] for line in styled[1:]] == ["\x1b[32", "\x1b[31", "reference"]
 
 
@@ -319,26 +230,3 @@ def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"FORCE_COLOR": "1"}, check=False)
     assert "AssertionError" not in done.stderr
     assert "\x1b" not in done.stdout + clean(done.stderr)
-
-
-class Odd(float):
-    """As numpy's float64."""
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": [1, 2.5, None, True, "x"], "b": (1, {"c": "\u00e4 \U0001f600"})},
-        {"a": math.nan, "b": [math.inf, -math.inf], "c": "x"},
-        {1: 2, "path": pathlib.Path("a/b"), "odd": Odd(0.5), "text": "\\ud"},
-        [],
-    ],
-    ids=["plain", "not plain", "other types", "empty"],
-)
-def test_strict_json_is_the_plain_value(value):
-    assert json.loads(strict_json(value)) == json.loads(json.dumps(plain(value), allow_nan=False))
-
-
-def test_strict_json_refuses_values_that_it_cannot_write():
-    with pytest.raises(TypeError):
-        strict_json({"a": object()})

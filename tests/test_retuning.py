@@ -13,7 +13,7 @@ from scipy import stats as reference
 
 from bench.boards.quality import TUNING_NOISE
 from bench.results import stats
-from bench.results.retuning import DRAWS, REPEATS, draws, repeated_interval, retuned_interval, tuning_variance, winners
+from bench.results.retuning import REPEATS, draws, repeated_interval, tuning_variance, winners
 from bench.results.selection import Mode, best_index, equal_below, seed_median
 from tools.statistics import repeated_coverage, retuned_coverage
 
@@ -27,17 +27,6 @@ def test_all_draws_are_looked_at_where_there_are_few() -> None:
     assert chances[indices.tolist().index([0, 1, 2, 3, 4])] == pytest.approx(math.factorial(5) / 5**5)
     for seeds in range(1, 8):
         assert draws(seeds)[1].sum() == pytest.approx(1)
-
-
-def test_many_seeds_use_a_fixed_sample_of_draws() -> None:
-    indices, chances = draws(8)
-    draws.cache_clear()
-    again = draws(8)
-    assert np.array_equal(again[0], indices)
-    assert np.array_equal(again[1], chances)
-    assert indices.shape[0] <= DRAWS
-    shares = [(indices == seed).sum(1) @ chances / 8 for seed in range(8)]  # each seed is drawn equally often
-    assert shares == pytest.approx([1 / 8] * 8, abs=4 * math.sqrt(1 / 8 * 7 / 8 / (8 * DRAWS)))
 
 
 @given(st.integers(1, 3).flatmap(lambda s: st.lists(st.tuples(*[st.tuples(ends, ends)] * s), min_size=1, max_size=4)))
@@ -76,30 +65,7 @@ def test_draws_are_won_by_the_rule_of_studies(scores: list[list[float | None]], 
         assert index == (-1 if one is None else one)
 
 
-def test_a_draw_without_any_winner_is_not_bounded() -> None:
-    scores = [[0.9, None, 0.8]]
-    assert tuning_variance(scores, [[0.9, 0.5, 0.8]], 0, "max", "accuracy") is None
-    assert retuned_interval(scores, [[0.9, 0.5, 0.8]], 0, [0.9, 0.8], "max", "accuracy") is None
-
-
-def test_one_fresh_seed_bounds_nothing() -> None:
-    result = retuned_interval([[0.9, 0.5], [0.6, 0.7]], [[0.9, 0.5], [0.6, 0.7]], 0, [0.5], "max", "accuracy")
-    assert result == stats.Interval(0.5, -math.inf, math.inf, 1)
-
-
 values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=8)
-
-
-@given(values, st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), max_size=3), st.booleans())
-def test_more_noise_never_makes_an_interval_narrower(
-    sample: list[float], more: list[tuple[float, int]], log: bool
-) -> None:
-    result = stats.noisier_interval(sample, more, log=log)
-    plain = stats.geometric_interval(sample) if log else stats.t_interval(sample)
-    assert result.mean == pytest.approx(plain.mean)
-    assert result.low <= plain.low * (1 + 1e-9 * math.copysign(1, plain.low))
-    assert result.high >= plain.high * (1 - 1e-9)
-    assert result == plain or any(of > 0 for of, _ in more)
 
 
 def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
@@ -109,11 +75,6 @@ def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
     more = float(np.var(second, ddof=1)) / 3
     result = stats.noisier_interval(first, [(more, 2)])
     assert result.high - result.low == pytest.approx(welch.high - welch.low)
-
-
-def test_noise_that_is_not_known_bounds_nothing() -> None:
-    result = repeated_interval([{0: 0.5}, {0: 0.5}, {0: 0.6, 1: 0.7}])
-    assert (result.mean, result.low, result.high) == (pytest.approx(1.65 / 3), -math.inf, math.inf)
 
 
 def test_over_repeated_studies_fresh_seeds_vary_too() -> None:

@@ -71,7 +71,7 @@ def test_a_board_needs_only_the_record(cli, here: Path, store: Path, monkeypatch
     (elsewhere := here / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
     for name in ("fashion_mnist", "fashion.py:SPEC"):
-        board = cli("leaderboard", "--task", name, "--store", store)
+        board = cli("leaderboard", "--board", "quality", "--task", name, "--store", store)
         assert board.code == 0, board.err
         assert "fashion_mnist, depth 1" in board.out
         assert run.run_id in cli("list", "runs", "--task", name, "--store", store).out

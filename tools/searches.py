@@ -16,7 +16,7 @@ PATH = Path("results/tuned/README.md")
 ABOUT = """For each optimizer and task of the reference suite: the tried values of each searched setting, from the
 smallest to the largest (each heading links to all points and their scores), the chosen values, and the other settings,
 without those that are off. Hours are the wall time of all trials, with one thread; the machines differ. `bench
-leaderboard --task TASK --explain OPT` prints trials, machines and commands of a row."""
+leaderboard --task TASK --explain OPT` prints costs, machines and commands of a row."""
 HEADS = ("optimizer", "tried", "chosen", "not searched", "hours", "notes")
 
 

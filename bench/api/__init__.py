@@ -428,13 +428,13 @@ def leaderboard(
     board: Annotated[
         p.Names | None,
         words(
-            "Boards, or `all` (default: quality): quality (final metric at the tuned settings), pairs (all pairs of"
-            " optimizers), speed (steps and seconds to the target), tuning (expected score after a number of trials),"
-            " robustness (divergence, spread over seeds), theory (alignment, rates), attention (runs with"
-            " --trainer.observe)."
+            "quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds to"
+            " the target), theory (alignment, rates) or attention (runs with --trainer.observe); without one, the"
+            " verdicts of all optimizers on all tasks (in a file: quality)."
         ),
     ] = None,
     *,
+    all: Annotated[bool, option("Print all boards.")] = False,
     explain: Annotated[
         str | None, word("Explain this row instead: search space, trials, split, cost, reductions, commands.")
     ] = None,
@@ -467,8 +467,8 @@ def leaderboard(
 
         file = path_of("out", out)
         kind = boards.format_of_boards(file, format)
-        names = names_of("board", board) or ["quality"]
-        check_known("board", names, [*boards.BOARD_NAMES, "all"])
+        names = ["all"] if all else names_of("board", board)
+        check_known("board", names or [], [*boards.BOARD_NAMES, "all"])
         chosen = _chosen(task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target)
         if explain is not None:
             return boards.explained(chosen, explain, file)

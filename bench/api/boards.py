@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.store.stores import Stores
 
-BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
+BOARD_NAMES = ("quality", "pairs", "speed", "theory", "attention")
 
 
 class Chosen(NamedTuple):
@@ -126,7 +126,7 @@ def format_of_boards(out: Path | None, format: str | None) -> str:
     return format or ("table" if out is None else format_of(out, FORMATS))
 
 
-def leaderboard(chosen: Chosen, names: Sequence[str], out: Path | None, kind: str) -> "Table":
+def leaderboard(chosen: Chosen, names: Sequence[str] | None, out: Path | None, kind: str) -> "Table":
     """The boards, written to a file if given.
 
     Raises:
@@ -135,14 +135,17 @@ def leaderboard(chosen: Chosen, names: Sequence[str], out: Path | None, kind: st
     from bench.api.results import Table
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
+    from bench.boards.matrix import summary
     from bench.results.render import written
 
-    boards = [BOARDS[name](chosen.entries) for name in dict.fromkeys(BOARD_NAMES if "all" in names else names)]
+    every = names or ["quality"]
+    boards = [BOARDS[name](chosen.entries) for name in dict.fromkeys(BOARD_NAMES if "all" in every else every)]
     code = chosen.warn()
     if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
     left_out = [text for several in chosen.left_out.values() for text in several]
-    table = Table(boards, tuple(dict.fromkeys(left_out)), kind, code)
+    first = summary(chosen.entries) if names is None and kind == "table" and out is None else None
+    table = Table(boards, tuple(dict.fromkeys(left_out)), kind, code, first)
     if out is not None:
         write(out, written(boards, kind, out))
     return table

@@ -19,6 +19,7 @@ from bench.text import clean
 
 if TYPE_CHECKING:
     import altair as alt
+    import pandas as pd
 
     from bench.api.comparison import Ranking
     from bench.sweeps.sensitivity import Curve, Sensitivity
@@ -34,12 +35,14 @@ class Table(Shown):
         notes: what was excluded, in words, in addition to the notes of the boards themselves.
         format: of the text, one of `bench.results.render.FORMATS`.
         code: exit code of the command that prints it.
+        first: text to show instead, such as the matrix of verdicts.
     """
 
     boards: Sequence[Board] = field(repr=False)
     notes: Sequence[str] = ()
     format: str = "table"
     code: int = 0
+    first: str | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -59,6 +62,13 @@ class Table(Shown):
             for row in table["rows"]
         ]
 
+    @property
+    def table(self) -> "pd.DataFrame":
+        """All rows with their values, under the columns' names; `table` is the title of the row's table."""
+        import pandas as pd
+
+        return pd.concat([board.table for board in self.boards], ignore_index=True)
+
     def markdown(self) -> str:
         """As Markdown."""
         return markdown(self.boards)
@@ -77,7 +87,7 @@ class Table(Shown):
         return as_json(self.boards)
 
     def __str__(self) -> str:
-        return written(self.boards, self.format, None).rstrip("\n")
+        return (self.first or written(self.boards, self.format, None)).rstrip("\n")
 
     def _repr_html_(self) -> str:
         return html_fragment([*self.boards, *([Board("notes", "", [], list(self.notes))] if self.notes else [])])

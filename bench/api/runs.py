@@ -25,6 +25,7 @@ from optimizers.plugins import bare
 
 if TYPE_CHECKING:
     import altair as alt
+    import pandas as pd
     import pyarrow as pa
 
     from bench.results.group import Measure
@@ -250,6 +251,24 @@ class Runs(Sequence[Run]):
         for name in sorted({name for own in settings for name in own} - columns.keys()):
             columns[name] = pa.array(_alike([own.get(name) for own in settings]))
         return pa.table(columns)
+
+    def runs(self) -> "pd.DataFrame":
+        """A row for each run: the view `runs` of `bench sql`."""
+        return self._frame("runs")
+
+    def curves(self) -> "pd.DataFrame":
+        """A row for each run and step: loss, gradient norm, step sizes."""
+        return self._frame("curves")
+
+    def evaluations(self) -> "pd.DataFrame":
+        """A row for each run and evaluation during training, on the selection split."""
+        return self._frame("evaluations")
+
+    def _frame(self, view: str) -> "pd.DataFrame":
+        from bench.browse.sql import frame
+        from bench.store.stores import Stores
+
+        return frame(Stores(sorted({run.store for run in self._runs})), view, [run.run_id for run in self._runs])
 
     def figure(self, column: str = "loss") -> "alt.TopLevelMixin":
         """A column of the curves, or else of the measurements, against optimizer steps: one line per run.

@@ -15,17 +15,16 @@ def sql(query: str, folders: Sequence[Path], out: Path | None, format: str | Non
     """
     import json
 
-    from bench.browse.sql import ask, written
-    from bench.results.render import STREAMS
+    from bench.browse.sql import STREAMS, ask, written
 
     kind = format or ("table" if out is None else format_of(out, STREAMS))
     stores = open_stores(folders, reference=reference)
     answer = ask(stores, query)
     code = warn_of(stores, answer.damaged)
     if out is not None:
-        write(out, written(answer, kind, out))
+        write(out, written(answer, kind, to_file=True))
         return Answer(None, [], code)
-    text = "".join(piece if isinstance(piece, str) else piece.decode() for piece in written(answer, kind, None))
+    text = written(answer, kind, to_file=False)
     rows = json.loads(text) if kind == "json" else None
     return Answer(rows, text.rstrip("\n").split("\n"), code)
 

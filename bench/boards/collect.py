@@ -22,8 +22,9 @@ from bench.config.run_config import settings_of
 from bench.config.values import parts
 from bench.errors import UserError, unknown
 from bench.results.group import Group, Seed
-from bench.results.selection import above_infimum, best_index, cap_share, equal_below, score_of
-from bench.store.record import CAP_BINDS, RunResult
+from bench.results.selection import above_infimum, best_index, equal_below, is_capped, score_of
+from bench.run_summary import planned_study
+from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
@@ -45,14 +46,11 @@ class Collected:
 
     Attributes:
         entries: the shown entries, by problem, then optimizer, then settings.
-        chosen: likewise, and the reference even if it is not shown.
-        all: all entries.
-        by_id: all runs by id, those of trials too.
+        chosen: likewise, and the reference even if it is not shown; `all` has all entries, and `by_id` all runs.
         tables: reads a run's tables.
         reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
         target: value of the metric on the selection split; None for the task's own.
-        unranked: studies without a row, and why.
-        notes: notes on excluded runs, and on these studies.
+        unranked: studies without a row, and why; `notes` has them too, and excluded runs.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
 
@@ -66,17 +64,6 @@ class Collected:
     unranked: list[tuple[StudyRecord, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-
-    def excluded(self, problem: Problem) -> dict[str, str]:
-        """Optimizers without a row on a problem, since their study has no winner, and why."""
-        rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
-        reasons = {}
-        for study, why in self.unranked:
-            run = next(iter(self.trial_runs(study)), None)
-            is_here = study.winner is None and run is not None and problem_key(run) == problem.key
-            if is_here and bare(study.opt) not in rows:
-                reasons[bare(study.opt)] = why
-        return reasons
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], tables: Tables) -> "Collected":
@@ -103,6 +90,17 @@ class Collected:
         own = own or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
         return frozenset(own if own != opts else ())
 
+    def excluded(self, problem: Problem) -> dict[str, str]:
+        """Optimizers without a row on a problem, since their study has no winner, and why."""
+        rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
+        reasons = {}
+        for study, why in self.unranked:
+            run = next(iter(self.trial_runs(study)), None)
+            is_here = study.winner is None and run is not None and problem_key(run) == problem.key
+            if is_here and bare(study.opt) not in rows:
+                reasons[bare(study.opt)] = why
+        return reasons
+
     def reference_of(self, problem: Problem) -> Entry | None:
         """The entry that a problem's others are compared with, preferring tuned to default to by hand.
 
@@ -112,13 +110,14 @@ class Collected:
         return best[0] if len(best) == 1 else None
 
     def _references(self, problem: Problem) -> list[Entry]:
-        named = [e for e in self.chosen if e.problem == problem and self.reference_name(problem) in (e.opt, e.name)]
+        name = self.reference or problem.reference
+        named = [e for e in self.chosen if e.problem == problem and name in (e.opt, e.name)]
         kind = min((KINDS.index(entry.kind) for entry in named), default=None)
         return [entry for entry in named if KINDS.index(entry.kind) == kind]
 
     def no_reference(self, problem: Problem) -> str:
         """The reason why a problem has no reference, and what to do."""
-        name, best = self.reference_name(problem), self._references(problem)
+        name, best = self.reference or problem.reference, self._references(problem)
         if best:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
         count = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
@@ -126,10 +125,6 @@ class Collected:
             some = f"it has {counted(count, 'setting')}, of which none was chosen"
             return f"the reference {name} is not shown ({some}): choose another with --reference"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
-
-    def reference_name(self, problem: Problem) -> str:
-        """The name of a problem's reference, which may have no runs."""
-        return self.reference or problem.reference
 
     def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
         """The tables of a group's runs by seed, without runs whose tables are damaged, which are noted."""
@@ -150,11 +145,6 @@ class Collected:
         """The stored runs of a study's trials; none without a study."""
         ids = sorted(study.run_ids) if study else []
         return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
-
-    def default_of(self, entry: Entry) -> Entry | None:
-        """The entry with the default settings of the same optimizer on the same problem, if it has runs."""
-        alike = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
-        return next((e for e in alike if e.default and e.runs), None)
 
 
 def collect(
@@ -185,25 +175,35 @@ def collect(
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
     """
-    runs = stores.runs
-    if not runs:
+    if not stores.runs:
         broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
-    runs = _of_these_versions(runs, stores.shipped, notes)
+    runs = _of_these_versions(stores.runs, stores.shipped, notes)
     by_id = {run.run_id: run for run in runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     stores.refuse_unknown(tasks, opts, runs)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     read = None if opts is None else {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
-    runs = _filtered([run for run in runs if _is_of(run, tasks, read)], only or {}, stores.shipped, by_id.values())
-    if not any(_is_of(run, None, opts) for run in runs):
+
+    def is_of(run: RunResult, names: Collection[str] | None) -> bool:
+        config = run.config
+        return (tasks is None or bare(config["task"]) in tasks) and (names is None or bare(config["opt"]) in names)
+
+    runs = _filtered([run for run in runs if is_of(run, read)], only or {}, stores.shipped, by_id.values())
+    if not any(is_of(run, opts) for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
         entry.excluded = capped(entry.study, by_id)
+    used = {run.run_id for entry in entries for run in entry.runs.values()}
+    tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
+    kinds = {run.run_id: (bare(run.config["task"]), bare(run.config["opt"])) for run in runs if run.run_id not in used}
+    left = [run for run in runs if run.run_id in kinds and kinds[run.run_id] not in tuned]
+    cut = Counter(name for run in left if (name := planned_study(run)) is not None)
+    notes += [f"the study {name} has not ended: {counted(n, 'run')} left out" for name, n in sorted(cut.items())]
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
@@ -221,22 +221,14 @@ def collect(
     return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes)
 
 
-def cap_shares(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> list[float | None]:
-    """For each trial, the share of steps that a cap set, on average over its stored runs; None without any."""
-    trials = study.trials if study else []
-    return [cap_share(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials]
-
-
 def capped(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> int:
     """The number of trials that are excluded because a cap set nearly all of their steps."""
-    return sum((share or 0) > CAP_BINDS for share in cap_shares(study, by_id))
+    trials = study.trials if study else []
+    return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials)
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
-    """Conformance reports on the optimizer versions of an entry.
-
-    Only failures that change results or block a set-up count.
-    """
+    """Failures of conformance that change results or block a set-up, or `pass`; None if a method is unchecked."""
     failed = set[str]()
     rest = entry.options.get(REST)
     for kind, name, rests in (("opt", entry.opt, {None, rest}), ("rest", rest, {None})):
@@ -246,10 +238,6 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
             return None
         failed |= {check for report in mine for check in report.serious}
     return f"fails {', '.join(sorted(failed))}" if failed else "pass"
-
-
-def _is_of(run: RunResult, tasks: Collection[str] | None, opts: Collection[str] | None) -> bool:
-    return (tasks is None or bare(run.config["task"]) in tasks) and (opts is None or bare(run.config["opt"]) in opts)
 
 
 def _filtered(
@@ -266,24 +254,28 @@ def _filtered(
             raise unknown("setting of --only", name, sorted(names - {"status"}))
     of_libraries = {f"versions.{name}" for name in LIBRARIES}
 
+    def equals(value: Any, word: str) -> bool:
+        if is_number(value):
+            try:
+                return float(word) == value or word == word_of(value)  # 1e3 is 1000
+            except ValueError:
+                return False
+        if isinstance(value, list | tuple):  # as they are typed: 0.9,0.99
+            words = parts(word.strip("[]() "))
+            return len(words) == len(value) and all(map(equals, value, words))
+        return str(value).lower() == word.lower()
+
     def has(run: RunResult) -> bool:
         values, free = facts(run), of_libraries if run.run_id in shipped else ()
-        return all(name in free or (name in values and _is(values[name], word)) for name, word in only.items())
+        return all(name in free or (name in values and equals(values[name], word)) for name, word in only.items())
 
     return [run for run in runs if has(run)]
 
 
-def _is(value: Any, word: str) -> bool:
-    """Whether a word equals a value: 1e3 is 1000."""
-    if is_number(value):
-        try:
-            return float(word) == value or word == word_of(value)
-        except ValueError:
-            return False
-    if isinstance(value, list | tuple):  # as they are typed: 0.9,0.99
-        words = parts(word.strip("[]() "))
-        return len(words) == len(value) and all(map(_is, value, words))
-    return str(value).lower() == word.lower()
+def facts(run: RunResult) -> dict[str, Any]:
+    """Everything that can select a run, in dotted form."""
+    versions = {f"versions.{name}": value for name, value in run.versions.items()}
+    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
 
 
 def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
@@ -300,20 +292,17 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     return None
 
 
-def facts(run: RunResult) -> dict[str, Any]:
-    """Everything that can select a run, in dotted form."""
-    versions = {f"versions.{name}": value for name, value in run.versions.items()}
-    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
-
-
 def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
+    """The entries at these settings (see `collect`), with notes on those left out."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
     chosen: list[Entry] = []
     swept: dict[str, list[str]] = {}
+    more = "--settings all shows all"
     for group in groups.values():
         finished, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
+        start = f"{problem.name}: {opt}"
         if not finished:
             counts = sum((entry.others for entry in group), Counter[str]())
             notes.append(f"{problem.name}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
@@ -331,10 +320,8 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
             mine = [e for e in finished if e.kind == "by hand" and e.shipped < len(e.runs)]
             if settings == "best" and mine:
-                notes.append(
-                    f"{problem.name}: {opt} is shown at its tuned settings, without {counted(len(mine), 'setting')} set"
-                    " by hand or swept; show all with --settings all"
-                )
+                left_out = f"{counted(len(mine), 'setting')} set by hand or swept"
+                notes.append(f"{start} is shown at its tuned settings, without {left_out}; {more}")
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         elif searched:
@@ -342,36 +329,30 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             swept.setdefault(problem.name, []).append(opt)
             if rest := len(finished) - len(searched):
                 notes.append(
-                    f"{problem.name}: {opt}: {counted(rest, 'further setting')} with other seeds were not considered;"
-                    " --settings all shows all"
+                    f"{start}: {counted(rest, 'further setting')} with other seeds were not considered; {more}"
                 )
         elif settings == "best" and kind == "default" and (rest := len(finished) - len(best)):
-            notes.append(
-                f"{problem.name}: {opt} is shown at its defaults, without {counted(rest, 'other setting')} set by"
-                " hand: tune it, or show all with --settings all"
-            )
+            left_out = f"{counted(rest, 'other setting')} set by hand"
+            notes.append(f"{start} is shown at its defaults, without {left_out}: tune it; {more}")
         if len(best) == 1:
             chosen += best
         elif best:
             notes.append(
-                f"{problem.name}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose"
-                f" one: tune it (bench tune --task {problem.task} --opt {opt}), or show all with --settings all"
+                f"{start} is not shown, since it has {len(best)} settings by hand and no rule to choose one: tune it"
+                f" (bench tune --task {problem.task} --opt {opt}); {more}"
             )
         else:
-            notes.append(f"{problem.name}: {opt} is not shown: it has no {kind} settings")
+            notes.append(f"{start} is not shown: it has no {kind} settings")
     notes += [
         f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
-        " optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
+        f" optimistic, so there is no verdict: bench tune chooses on other seeds; {more}"
         for problem, opts in swept.items()
     ]
     return chosen
 
 
 def _search(entries: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
-    """The largest set of settings of an optimizer with the same seeds, and these seeds.
-
-    None if the defaults are not in this set and have as many seeds.
-    """
+    """The largest set of settings of an optimizer with the same seeds, and these seeds."""
     largest: tuple[list[Entry], set[Seed]] = [], set()
     for seeds in {frozenset(entry.runs): None for entry in entries}:
         shared = [entry for entry in entries if seeds <= entry.runs.keys()]
@@ -417,21 +398,19 @@ def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], note
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
     for problem, here in _by_problem(entries).items():
         groups = [(what, what, here) for what in VERSIONS]
-        groups += [
-            (what, f"optimizer {e.options.get(REST) if what == REST else e.opt}", [e])
-            for e in here
-            for what in OWN_VERSIONS
-        ]
+        for e in here:
+            names = {what: e.options.get(REST) if what == REST else e.opt for what in OWN_VERSIONS}
+            groups += [(what, f"optimizer {name}", [e]) for what, name in names.items()]
         for what, of, group in groups:
             runs = [run for e in group for run in e.runs.values() if not (what in LIBRARIES and run.run_id in shipped)]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
                 listed = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
                 most = min(count, key=lambda version: (-count[version], version))
+                only = f"--only versions.{what}={shlex.quote(most)} (and --task {problem.task})"
                 raise UserError(
-                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with --only"
-                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}),"
-                    " or compare them anyway with --mixed-versions"
+                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with {only}, or compare"
+                    " them anyway with --mixed-versions"
                 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.results.group import Group, seed_of
 from bench.results.selection import Mode, is_capped
+from bench.run_summary import planned_study
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
@@ -25,7 +26,6 @@ VERSIONS = ("task", "task_package", "contents", *LIBRARIES)
 """Versions that must be equal within a problem; those of libraries may differ from reference results."""
 OWN_VERSIONS = ("opt", "opt_package", "rest")
 """Versions that must be equal within an entry."""
-
 REFERENCES = ("adamw", "gd")
 """Default references: for mini-batches and for full batches. Ours."""
 
@@ -39,15 +39,8 @@ def default_reference(batch_size: int | str | None) -> str:
 class Problem:
     """A problem: the basis of a comparison.
 
-    Attributes:
-        key: identifies the problem; all else follows from it.
-        name: the task's name and its options beyond the defaults.
-        task: as given to `--task`.
-        part: the part of the task (`RunResult.part`), or None for the whole.
-        metric, mode: the compared metric, and whether smaller or larger is better.
-        target: value of the metric on the selection split, or None.
-        measures: whether the task has measurements.
-        reference: name of the default reference.
+    `key` identifies it; `name` has the task's name and its options beyond the defaults; `target` is a value of the
+    metric on the selection split, and `reference` the name of the default reference.
     """
 
     key: str
@@ -65,24 +58,12 @@ class Problem:
 class Entry(Group):
     """An optimizer with its settings on a problem: a row of boards.
 
-    Attributes:
-        problem: the problem.
-        opt: the optimizer's name.
-        options: its hyperparameters.
-        kind: `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`.
-        default: whether these are the default settings, which may have won a study too.
-        source: digest of its source if that may change under the same name and version; else empty.
-        studies: the studies that it won; the one with most trials first.
-        best_of: number of settings from which it was chosen, on the shown seeds; 0 if it was not chosen.
-        one_of: number of settings with these seeds, if all are shown; 0 if it is alone.
-        others_tuned: further studies of this optimizer on this problem, with fewer trials.
-        tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
-            budget.
-        twice: seeds with several runs; one of them is used.
-        shipped: number of its runs that are reference results.
-        excluded: number of settings of its study that could not win, since a cap set nearly all of their steps.
-        conformance: verdict of `bench check` on these versions of the optimizer and of the one for the rest, if any:
-            `pass`, or the names of failed checks; None if one is unchecked.
+    `kind` is `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`; `default` says whether these are
+    the default settings, which may have won a study too. `source` is a digest of a source that may change under one
+    name and version. It was chosen from `best_of` settings on the shown seeds, or is `one_of` several with these seeds.
+    `studies` are those that it won, the largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere`
+    says that none is in these stores. `twice` counts seeds with several runs, `shipped` reference results, `excluded`
+    settings that a cap excluded. `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
     """
 
     problem: Problem
@@ -136,8 +117,11 @@ class Entry(Group):
 def entries_of(
     runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]
 ) -> list[Entry]:
-    """All entries, without runs of trials and other runs on tuning seeds with the winner's settings."""
+    """All entries, without runs of trials and of unfinished studies, and others on the winner's tuning seeds."""
     trials = {run_id for study in studies for run_id in study.run_ids}
+    tuning_seeds: dict[str, set[int]] = {}
+    for study in studies:
+        tuning_seeds.setdefault(study.name, set()).update(study.seeds)
     places = _Places()
     winners: dict[Place, list[StudyRecord]] = {}
     for study in studies:
@@ -146,42 +130,34 @@ def entries_of(
             winners.setdefault(places.of(winner), []).append(study)
     entries: dict[Place, Entry] = {}
     for run in runs:
-        if run.run_id in trials:
-            continue
-        place = places.of(run)
+        place, seed, planned = places.of(run), run.config["seed"], planned_study(run)
         won = winners.get(place, [])
-        if any(run.config["seed"] in study.seeds for study in won):
+        # A study without a record has not ended, so its runs count only at settings that another study chose.
+        cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
+        if run.run_id in trials or cut or any(seed in study.seeds for study in won):
             continue
         if place not in entries:
             default = not any(name.startswith("opt.") for name in run.chosen)
-            kind = "tuned" if won else "default" if default else "by hand"
-            problem, (_, opt, source, _) = places.problems[place[0]], place
             entries[place] = Entry(
-                problem=problem,
-                opt=opt,
+                problem=places.problems[place[0]],
+                opt=place[1],
                 options=run.config["opt_options"],
-                kind=kind,
+                kind="tuned" if won else "default" if default else "by hand",
                 default=default,
-                source=source,
+                source=place[2],
                 studies=sorted(won, key=lambda study: (-len(study.trials), study.name)),
             )
-        _add(entries[place], run)
-        if run.tuned_by and entries[place].kind == "by hand":
-            entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
+        entry, stored = entries[place], entries[place].runs.get(seed_of(run))
+        if not run.finished:
+            entry.others[run.status] += 1
+        else:  # prefer a full budget, then newer versions, then the first by name, whatever the order of files
+            entry.twice += stored is not None
+            if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
+                entry.runs[seed_of(run)] = run
+        if run.tuned_by and entry.kind == "by hand":
+            entry.kind, entry.tuned_elsewhere = "tuned", True
     _distinguish(entries.values())
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
-
-
-def _add(entry: Entry, run: RunResult) -> None:
-    if not run.finished:
-        entry.others[run.status] += 1
-        return
-    seed = seed_of(run)
-    stored = entry.runs.get(seed)
-    entry.twice += stored is not None
-    # Prefer a run with its full budget, then newer versions, then the first by name, whatever the order of files.
-    if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
-        entry.runs[seed] = run
 
 
 def _standing(run: RunResult) -> list[Any]:

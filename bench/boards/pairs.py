@@ -6,27 +6,23 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.boards.shared import COLORS, coinciding
+from bench.boards.shared import COLORS, NAME, SEEDS, coinciding
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 from bench.text import counted, spanned
 
 MOST_ROWS = 100
 """Maximum number of rows of the grid of pairs. Ours."""
-
-_SIGNS = {1: "better", -1: "worse", 0: "undecided"}
+_NOTE = (
+    "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
+    " also with optional stopping; a verdict therefore depends on the other rows"
+)
 
 
 def pairs(collected: Collected) -> Board:
     """A grid of pairwise verdicts by the measure of `quality`, with the rank interval of each row."""
-    tables = [
-        _table(collected, problem, entries) for problem, entries in collected.problems.items() if len(entries) > 1
-    ]
-    notes = [
-        "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
-        " also with optional stopping; a verdict therefore depends on the other rows"
-    ]
-    return Board("pairs", "All pairs", tables, notes)
+    tables = [_table(collected, problem, rows) for problem, rows in collected.problems.items() if len(rows) > 1]
+    return Board("pairs", "All pairs", tables, [_NOTE])
 
 
 def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
@@ -35,8 +31,8 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     sound: list[Entry] = []
     for entry in verdicts.ordered(entries):
         why = entry.refused or verdicts.obstacle(entry) or ("selected on these seeds" if entry.best_of else None)
-        if not why and len(sound) <= MOST_ROWS and (same := coinciding(entry, sound)):
-            why = f"same runs as {' and '.join(same)}"
+        if not why and len(sound) <= MOST_ROWS:
+            why = "".join(coinciding(entry, sound))
         if why:
             refused[entry.name] = why
         else:
@@ -47,21 +43,18 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     decided = grid(values, verdicts.measure.mode)
     rows: list[dict[str, Any]] = []
     for i, (entry, ends) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
-        row: dict[str, Any] = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs)}
-        row["places"] = spanned(ends)
+        row = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs), "places": spanned(ends)}
         for j, other in enumerate(sound):
             if i != j:
-                sign = decided[min(i, j), max(i, j)].sign
-                row[f"against {other.name}"] = _SIGNS[sign if i < j else -sign]
+                sign = decided[min(i, j), max(i, j)].sign * (1 if i < j else -1)
+                row[f"against {other.name}"] = {1: "better", -1: "worse", 0: "undecided"}[sign]
         rows.append(row)
+    heads = [f"against {entry.name}" for entry in sound]
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
-        Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name", names=True),
-        *(
-            Column(name, name, "of the row; undecided: no difference found", colors=COLORS)
-            for name in (f"against {entry.name}" for entry in sound)
-        ),
-        Column("n", "n", "finished runs, one per seed"),
+        NAME,
+        *(Column(head, head, "of the row; undecided: no difference found", colors=COLORS) for head in heads),
+        SEEDS,
     ]
     number = len(sound) * (len(sound) - 1) // 2
     notes = [floor] if floor else []

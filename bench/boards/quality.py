@@ -8,6 +8,7 @@ from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
 from bench.boards.shared import (
     COLORS,
+    NAME,
     VERDICTS,
     Verdicts,
     board_table,
@@ -30,47 +31,43 @@ TUNING_NOISE = (
     " studies and 74 to 98 % from one; the plain interval covers 63 to 96 %"
 )
 """Help of the column; the numbers are from `results/statistics`."""
+_BEST = "the same at the step that is best on the selection split: secondary and optimistic"
+_CHOICE = (
+    "tuned settings were chosen by the metric on the selection split, which for tasks without one is the training split"
+)
 
 
 def quality(collected: Collected) -> Board:
     """Final metric on the reporting split at the tuned settings and a fixed budget."""
-    tables, effects = [], {}
+    tables: list[Table] = []
+    effects: dict[str, dict[Problem, Comparison | str | None]] = {}
     for problem, entries in collected.problems.items():
-        metric, verdicts, said = judged(collected, problem)
+        metric, verdicts, at_floor = judged(collected, problem)
         ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
         rows, silent = {}, dict[str, list[str]]()
         for entry in verdicts.ordered(entries):
             compared = verdicts.of(entry)
             effects.setdefault(entry.name, {})[problem] = compared
-            same = coinciding(entry, entries)
             retuned, why = with_tuning_noise(collected, entry, metric)
             if why:
                 silent.setdefault(why, []).append(entry.name)
             rows[entry] = verdicts.values(entry, compared) | {
-                "flags": [*flags(entry), *[f"same runs as {' and '.join(same)}"] * bool(same)],
+                "flags": [*flags(entry), *coinciding(entry, entries)],
                 "final": metric.mean(entry) or lost(entry),
                 "final_tuned": retuned,
                 "best": at_best.mean(entry),
                 "trials": len(entry.study.trials) if entry.study else None,
             }
-        mean = "geometric mean" if metric.log else "mean"
+        mean, better = "geometric mean" if metric.log else "mean", "larger" if problem.mode == "max" else "smaller"
+        about = f"at the last step, {mean} over seeds with 95 % t-interval; {better} is better"
         columns = [
-            Column(
-                "final",
-                metric.words,
-                f"at the last step, {mean} over seeds with 95 % t-interval;"
-                f" {'larger' if problem.mode == 'max' else 'smaller'} is better",
-            ),
+            Column("final", metric.words, about),
             *verdicts.columns,
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
-            Column(
-                "best",
-                "at the selected step",
-                "the same at the step that is best on the selection split: secondary and optimistic",
-            ),
+            Column("best", "at the selected step", _BEST),
             Column("trials", "trials", "tried settings"),
         ]
-        notes = [said] if said else []
+        notes = [at_floor] if at_floor else []
         for opt, why in collected.excluded(problem).items():
             effects.setdefault(opt, {}).setdefault(problem, f"not compared: {why}")
             notes.append(f"{opt} is not compared: {why}")
@@ -88,12 +85,7 @@ def quality(collected: Collected) -> Board:
     compared_on = [problem for problem in collected.problems if collected.reference_of(problem) is not None]
     if len(compared_on) > 1:
         tables.insert(0, _over_tasks(compared_on, effects))
-    notes = [
-        VERDICTS,
-        "tuned settings were chosen by the metric on the selection split,"
-        " which for tasks without one is the training split",
-    ]
-    return Board("quality", "Quality at a fixed budget", tables, notes)
+    return Board("quality", "Quality at a fixed budget", tables, [VERDICTS, _CHOICE])
 
 
 def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
@@ -104,49 +96,37 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
     """
     ref = collected.reference_of(problem)
     metric = metric_of(collected.problems[problem], ref)
-    if ref is None or not at_floor(metric, ref):
+
+    def at_floor(entry: Entry) -> int:
+        """The number of runs at the floor, if they are half of an entry's runs or more."""
+        count = metric.values(entry).count(CONVERGED)
+        return count if 2 * count >= len(entry.runs) else 0
+
+    if ref is None or not at_floor(ref):
         return metric, Verdicts(ref, metric), None
-    floor = [value == CONVERGED for value in metric.values(ref)]
-    seeds = f"{sum(floor)} of {len(floor)} seeds"
-    said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
+    seeds = f"{at_floor(ref)} of {len(ref.runs)} seeds"
+    note = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
     if problem.target is None:
-        said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
-        said += " target that you choose (--board speed --target)"
-        said += ", or the directions (--board theory)" * problem.measures
+        note += ", where differences vanish, and the task has no target: use another task, or the steps to a"
+        note += " target that you choose (--board speed --target)"
+        note += ", or the directions (--board theory)" * problem.measures
         why = "at the floor of the metric, like the reference"
-        return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(metric, e) else None), said
-    return metric, by_steps(ref, None, problem.mode), f"{said}, so rows are compared by the steps to the target"
-
-
-def at_floor(metric: Measure, entry: Entry) -> bool:
-    """Whether half of an entry's runs or more are at the floor of the metric."""
-    floor = [v == CONVERGED for v in metric.values(entry)]
-    return 2 * sum(floor) >= len(floor) > 0
+        return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None), note
+    return metric, by_steps(ref, None, problem.mode), f"{note}, so rows are compared by the steps to the target"
 
 
 def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Problem, Comparison | str | None]]) -> Table:
     """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
     rows: list[dict[str, Any]] = []
     for name, by_problem in sorted(effects.items()):
-        if by_problem.keys().isdisjoint(problems):
-            continue
         row: dict[str, Any] = {"opt": name}
         for problem in problems:
             effect = by_problem.get(problem, "no runs")
             row[problem.name] = "reference" if effect is None else effect if isinstance(effect, str) else effect.words
             if isinstance(effect, Comparison):
                 row[f"effect on {problem.name}"] = effect.effect
-        rows.append(row)
-    columns = [
-        Column("opt", "optimizer", "name"),
-        *(
-            Column(
-                problem.name,
-                problem.name,
-                "verdict against the reference of the task; see the task's table",
-                colors=COLORS,
-            )
-            for problem in problems
-        ),
-    ]
+        if not by_problem.keys().isdisjoint(problems):
+            rows.append(row)
+    about = "verdict against the reference of the task; see the task's table"
+    columns = [NAME, *(Column(problem.name, problem.name, about, colors=COLORS) for problem in problems)]
     return Table("over all tasks", columns, rows)

@@ -18,18 +18,23 @@ from bench.text import CONVERGED, counted, spanned
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
-
-_WHO = [
-    Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
-    Column(
-        "settings",
-        "settings",
-        "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
-        " default; by hand",
-    ),
-]
-_EVERY = [
-    Column("n", "n", "finished runs, one per seed"),
+COLORS = {"better": "green", "worse": "red"}
+"""Of verdicts on a terminal."""
+VERDICTS = (
+    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping if further seeds have"
+    " larger numbers; a run without a value is worse than any number; values equal up to rounding"
+    f" ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
+)
+NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
+_SETTINGS = Column(
+    "settings",
+    "settings",
+    "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it; default; by"
+    " hand",
+)
+SEEDS = Column("n", "n", "finished runs, one per seed")
+_ENDS = [
+    SEEDS,
     Column("runs", "runs", "how they ended"),
     Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer"),
     Column("flags", "flags", "limitations of the row"),
@@ -40,61 +45,54 @@ def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
     """The table of a board: its own columns and values, which override those that every board has."""
-    return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | values for entry, values in rows.items()], [*notes])
-
-
-def _who(entry: Entry) -> dict[str, Any]:
-    """The values of a row that every board has."""
-    return {
-        "opt": entry.name,
-        "settings": entry.settings,
-        "task": entry.problem.task,
-        "problem": entry.problem.name,
-        "options": entry.options,
-        "n": len(entry.runs),
-        "runs": entry.statuses,
-        "conformance": entry.conformance,
-        "flags": flags(entry),
-        "versions": entry.versions,
-        "machines": entry.machines,
-        "run_ids": sorted(run.run_id for run in entry.runs.values()),
+    shared = {
+        entry: {
+            "opt": entry.name,
+            "settings": entry.settings,
+            "task": entry.problem.task,
+            "problem": entry.problem.name,
+            "options": entry.options,
+            "n": len(entry.runs),
+            "runs": entry.statuses,
+            "conformance": entry.conformance,
+            "flags": flags(entry),
+            "versions": entry.versions,
+            "machines": entry.machines,
+            "run_ids": sorted(run.run_id for run in entry.runs.values()),
+        }
+        for entry in rows
     }
+    every = [shared[entry] | values for entry, values in rows.items()]
+    return Table(title, [NAME, _SETTINGS, *columns, *_ENDS], every, [*notes])
 
 
 def flags(entry: Entry) -> list[str]:
     """Limitations of an entry."""
-    edges = entry.study.edges if entry.study else []
-    several = [
-        what
-        for what, versions in entry.versions.items()
-        if len(versions) > 1 and not (entry.shipped and what in LIBRARIES)
-    ]
-    return [
-        *[_shipped(entry)] * bool(entry.shipped),
-        *["provisional"] * (len(entry.runs) < FEW_SEEDS),
-        *[f"best at the edge: {', '.join(edges)}"] * bool(edges),
-        *[f"cap excluded {entry.excluded} settings"] * bool(entry.excluded),
-        *["tuning not finished"] * bool(entry.study and entry.study.missing),
-        *["selected on these seeds"] * bool(entry.best_of),
-        *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
-        *["tuned elsewhere"] * entry.tuned_elsewhere,
-        *["these are the defaults"] * (entry.kind == "tuned" and entry.default),
-        *[f"mixed versions of {' and '.join(several)}"] * bool(several),
-        *["not the whole task"] * any(run.part for run in entry.runs.values()),
-        *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),
-        *["own average"] * any("averages" in run.traits for run in entry.runs.values()),
-        *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
-        *["cap sets the step"] * is_capped(entry.runs.values()),
-        *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
-        *["seeds run twice"] * bool(entry.twice),
-    ]
-
-
-def _shipped(entry: Entry) -> str:
-    """Note that runs are reference results, with versions and machine."""
-    share = f"{entry.shipped} of {len(entry.runs)} " * (entry.shipped < len(entry.runs))
-    torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in entry.runs.values()}))
-    return f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})"
+    study, runs = entry.study, entry.runs.values()
+    free = LIBRARIES if entry.shipped else ()
+    several = [what for what, versions in entry.versions.items() if len(versions) > 1 and what not in free]
+    torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
+    share = f"{entry.shipped} of {len(runs)} " * (entry.shipped < len(runs))
+    every = {
+        f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})": entry.shipped,
+        "provisional": len(runs) < FEW_SEEDS,
+        f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
+        f"cap excluded {entry.excluded} settings": entry.excluded,
+        "tuning not finished": study and study.missing,
+        "selected on these seeds": entry.best_of,
+        f"one of {entry.one_of} settings": entry.one_of,
+        "tuned elsewhere": entry.tuned_elsewhere,
+        "these are the defaults": entry.kind == "tuned" and entry.default,
+        f"mixed versions of {' and '.join(several)}": several,
+        "not the whole task": any(run.part for run in runs),
+        "no schedule": any(run.unscheduled for run in runs),
+        "own average": any("averages" in run.traits for run in runs),
+        "stopped by time": any(run.status == "timeout" for run in runs),
+        "cap sets the step": is_capped(runs),
+        "saturated by one step": any(run.saturated_at is not None for run in runs),
+        "seeds run twice": entry.twice,
+    }
+    return [flag for flag, holds in every.items() if holds]
 
 
 def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
@@ -109,18 +107,11 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     return final(problem.metric, problem.mode, above_infimum(runs), split="/".join(splits))
 
 
-COLORS = {"better": "green", "worse": "red"}
-"""Of verdicts on a terminal."""
-
-
 @dataclass(frozen=True)
 class Verdicts:
-    """The comparison of each entry of a problem with the reference.
+    """The comparison of each entry of a problem with the reference (None if it has no runs) by a measure.
 
-    Attributes:
-        ref: the reference; None if it has no runs.
-        measure: the compared measure.
-        obstacle: why an entry cannot be compared by this measure, if it cannot.
+    `obstacle` says why an entry cannot be compared by this measure, if it cannot.
     """
 
     ref: Entry | None
@@ -147,26 +138,16 @@ class Verdicts:
         """The values of `columns`."""
         if not isinstance(result, Comparison):
             return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
-        words = result.words
-        if words == "too few seeds":
-            words = f"too few seeds ({result.n} of {LEAST_SEEDS})"
-        ties = result.n - result.wins - result.losses
-        selected = words == "selected on these seeds"
-        if selected and not entry.best_of:
-            words = f"reference {words}"
-        settled = result.decided or selected
-        more = None if settled else advice(result.n, result.wins, result.losses)
+        words, n = result.words, result.n
+        ties, selected = n - result.wins - result.losses, words == "selected on these seeds"
+        words += f" ({n} of {LEAST_SEEDS})" * (words == "too few seeds")
+        more = None if result.decided or selected else advice(n, result.wins, result.losses)
         return {
-            "verdict": words,
-            "won": f"{result.wins} of {result.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
+            "verdict": f"reference {words}" if selected and not entry.best_of else words,
+            "won": f"{result.wins} of {n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": result.effect,
             "more": result.decided_after or (more and f"after {spanned(more)}"),
-            "compared": {
-                "n": result.n,
-                "wins": result.wins,
-                "losses": result.losses,
-                "without_value": list(result.lost),
-            },
+            "compared": {"n": n, "wins": result.wins, "losses": result.losses, "without_value": list(result.lost)},
             "is_reference": False,
         }
 
@@ -186,48 +167,30 @@ class Verdicts:
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
         effect, better = self.scale
+        verdict_help = (
+            "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
+            " number; diverges more or less often is a claim of its own. Error rate of both together 5 % per row"
+        )
+        effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
+        more_help = "number of seeds at which the verdict was decided; for an open one, an estimated range (80 %)"
         return [
-            Column(
-                "verdict",
-                f"against {self.named}",
-                "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
-                " number; diverges more or less often: a claim of its own. Error rate of both together 5 % per row,"
-                " also when larger seeds are added, independent of the other rows",
-                colors=COLORS,
-            ),
+            Column("verdict", f"against {self.named}", verdict_help, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
-            Column(
-                "effect",
-                effect,
-                f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
-                f" distribution, also when larger seeds are added; none below {LEAST_SEEDS} seeds;"
-                f" {better}",
-            ),
-            Column(
-                "more",
-                "decided at",
-                "number of seeds at which the verdict was decided; for an open one, a range estimated from these seeds,"
-                " which contains that number in 80 % of cases over a mix of effects, less often where there is none",
-            ),
+            Column("effect", effect, effect_help),
+            Column("more", "decided at", more_help),
         ]
 
 
-VERDICTS = (
-    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping if further seeds have"
-    " larger numbers; a run without a value is worse than any number; values equal up to rounding"
-    f" ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
-)
-
-
 def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
-    """Names of others with the same runs, up to rounding, on half of the common seeds or more."""
-    return [other.name for other in others if other is not entry and other.opt != entry.opt and _same(entry, other)]
+    """Flags that name others with the same runs, up to rounding, on half of the common seeds or more."""
 
+    def same(other: Entry) -> bool:
+        seeds = entry.common_seeds(other)
+        equal = sum(_equal_runs(entry.runs[seed], other.runs[seed]) for seed in seeds)
+        return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
 
-def _same(first: Entry, second: Entry) -> bool:
-    seeds = first.common_seeds(second)
-    equal = sum(_equal_runs(first.runs[seed], second.runs[seed]) for seed in seeds)
-    return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
+    names = [other.name for other in others if other is not entry and other.opt != entry.opt and same(other)]
+    return [f"same runs as {' and '.join(names)}"] * bool(names)
 
 
 def _equal_runs(first: RunResult, second: RunResult) -> bool:
@@ -239,21 +202,15 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
     if differences(first.final, second.final, "min").any():  # most runs differ here, so little is read
         return False
     ends = [(first.excess(), first.final), (second.excess(), second.final)]
-    if min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED:
-        return False
-    return _equal_evaluations(first, second)
+    converged = min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED
+    return not converged and _equal_evaluations(first, second)
 
 
 def _equal_evaluations(first: RunResult, second: RunResult) -> bool:
     """Whether all evaluations during training are equal up to rounding."""
-    pairs = []
-    for one, other in zip(first.validations, second.validations, strict=False):
-        pairs += [(one[name], other[name]) for name in one.keys() & other.keys() - _OF_THE_RUN]
+    rows = zip(first.validations, second.validations, strict=False)
+    pairs = [(a[name], b[name]) for a, b in rows for name in (a.keys() & b.keys()) - {"step", "train_s"}]
     return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
-
-
-_OF_THE_RUN = {"step", "train_s"}
-"""The part of an evaluation that depends on time."""
 
 
 def budget_notes(entries: Sequence[Entry]) -> list[str]:
@@ -266,8 +223,9 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
     untuned = [entry.name for entry in entries if entry.kind != "tuned"]
     if counts and untuned:
         notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")
-    notes += [f"{e.name}: further studies, not shown: {', '.join(e.others_tuned)}" for e in entries if e.others_tuned]
-    return notes
+    return notes + [
+        f"{e.name}: further studies, not shown: {', '.join(e.others_tuned)}" for e in entries if e.others_tuned
+    ]
 
 
 def lost(group: Group) -> str:

@@ -1,7 +1,7 @@
 """The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,6 @@ from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.boards.speed import REACHES, median_time_to
 from bench.results import stats
 from bench.results.group import Measure, mean_interval
-from bench.results.selection import End
 from bench.results.stats import LEAST_POINTS, Array, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
@@ -23,120 +22,99 @@ ALIGNED = 0.99
 """Cosine at which a direction counts as found. The papers give none; ours."""
 ALIGNMENTS = ("alignment", "align_W")
 """Columns with the cosine to the theory's direction: W_mm, or the planted head."""
-
 EPS = float(np.finfo(np.float64).eps)
-
-
-_EXPONENT = Column(
-    "rate",
-    "loss exponent",
-    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
-    " where known) is within rounding of 0, mean over seeds;"
-    " missing for runs that diverged or have too few values; 95 % t-interval",
-    3,
+_RATE = (
+    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap where known) is"
+    " within rounding of 0, mean over seeds; missing for runs that diverged or have too few values; 95 % t-interval"
 )
-_DIRECTION = Column(
-    "direction",
-    "direction exponent",
-    "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval",
-    3,
-)
+_DIRECTION = "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval"
+_EXPONENTS = "exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"
 
 
 def theory(collected: Collected) -> Board:
     """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution."""
-    shown, missing = [], []
-    for problem, entries in collected.problems.items():
-        if problem.measures:
-            shown.append(_table(collected, problem, entries))
-            if not any(column.key == "aligned" for column in shown[-1].columns):
-                missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
-    none = ["none of these problems is a theory task; `bench suite theory` has four"] * (not shown)
-    ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
-    exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
-    return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
+    tables = [_table(collected, p, entries) for p, entries in collected.problems.items() if p.measures]
+    lacking = [table.title for table in tables if not any(column.key == "aligned" for column in table.columns)]
+    notes = [
+        f"{VERDICTS}; settings were tuned for the loss, not for alignment",
+        *[_EXPONENTS] * bool(tables),
+        *(f"{name} has no alignment measurements, so the board shows only its rate" for name in lacking),
+        *["none of these problems is a theory task; `bench suite theory` has four"] * (not tables),
+    ]
+    return Board("theory", "The theory's tasks", tables, notes)
 
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
     of = collected.reference_of(problem)
     every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
-    read = {e.runs[seed].run_id: _join(table) for e in every for seed, table in collected.read(e).items()}
+    read: dict[str, Columns] = {}  # measurements, with the columns of the curve as `curve.NAME`
+    for entry in every:
+        for seed, tables in collected.read(entry).items():
+            curve = {f"curve.{name}": values for name, values in tables.get("curve", {}).items()}
+            read[entry.runs[seed].run_id] = {**curve, **tables.get("measurements", {})}
     column = next((name for name in ALIGNMENTS if any(name in table for table in read.values())), None)
-    kept = {e: replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every}
-    shown = [kept[entry] for entry in entries if kept[entry].runs]
 
     def table(run: RunResult) -> Columns:
         return {} if run.status == "diverged" else read[run.run_id]
 
-    def steps(run: RunResult) -> End:
-        step = _first_aligned(table(run), column)
+    def is_measured(run: RunResult) -> bool:
+        has_column = column is None or column in read.get(run.run_id, ()) or run.status == "diverged"
+        return run.run_id in read and has_column
+
+    def aligned(run: RunResult) -> float | None:
+        """The first step at which a run is aligned."""
+        own = table(run)
+        at = np.flatnonzero(own[column] >= ALIGNED) if column in own else []
+        return float(own["step"][at[0]]) if len(at) else None
+
+    def steps(run: RunResult) -> float | None:
+        step = aligned(run)
         return None if step is None else max(1.0, step)
 
+    def last(run: RunResult) -> float | None:
+        values = table(run).get(column or "", np.empty(0))
+        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+
+    kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if is_measured(run)}) for e in every}
+    shown = [kept[entry] for entry in entries if kept[entry].runs]
     ref = kept[of] if of is not None and kept[of].runs else None
     verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
     rows = {}
     for entry in verdicts.ordered(shown) if column else shown:
         runs = list(entry.runs.values())
-        at = [_first_aligned(table(run), column) for run in runs]
-        verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
-        rows[entry] = verdict | {
-            "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
-            "steps": median_time_to(runs, at, [run.steps for run in runs]) if column else None,
-            "alignment": mean_interval([_last(table(run), column) for run in runs], ends=(-1.0, 1.0))
-            if column
-            else None,
+        solved = [bool(v["solved"]) for r in runs for v in r.facts.values() if isinstance(v, dict) and "solved" in v]
+        rows[entry] = {
+            **(verdicts.values(entry, verdicts.of(entry)) if column else {}),
+            "aligned": f"{sum(aligned(run) is not None for run in runs)} of {len(runs)}" if column else None,
+            "steps": median_time_to(runs, aligned, lambda run: run.steps) if column else None,
+            "alignment": mean_interval(map(last, runs), ends=(-1.0, 1.0)) if column else None,
             "rate": _mean([loss_rate(table(run), run.infimum or 0.0) for run in runs]),
             "direction": _mean([direction_rate(table(run)) for run in runs]),
-            "solved": _solved(runs),
+            "solved": f"{sum(solved)} of {len(solved)}" if solved else None,
             "trials": len(entry.study.trials) if entry.study else None,
         }
-    aligned = [
+    steps_help = f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on; other runs are censored"
+    alignment = [
         *verdicts.columns,
         Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-        Column(
-            "steps",
-            "median steps",
-            f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
-            " runs that do not reach it are censored",
-        ),
+        Column("steps", "median steps", steps_help),
         Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
     ]
     columns = [
-        *(aligned if column else []),
-        _EXPONENT,
-        *([_DIRECTION] if column == "alignment" else []),
+        *(alignment if column else []),
+        Column("rate", "loss exponent", _RATE, 3),
+        *[Column("direction", "direction exponent", _DIRECTION, 3)] * (column == "alignment"),
         Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
         Column("trials", "trials", "tried settings"),
     ]
-    often = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in shown for r in e.runs.values()})
+    runs = [run for entry in shown for run in entry.runs.values()]
+    often = sorted({str(run.config["trainer"].get("measure_every") or "?") for run in runs})
     resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
-    lost = [
-        f"{entry.name}: left out for lack of readable measurements: {counted(n, 'run')}"
-        for entry, left in kept.items()
-        if (n := len(entry.runs) - len(left.runs))
-    ]
-    return board_table(problem.name, columns, rows, [*[resolution] * bool(column), *_reasons(shown), *lost])
-
-
-def _join(tables: Mapping[str, Columns]) -> Columns:
-    """The measurements, with the columns of the curve as `curve.NAME`."""
-    measured, curve = tables.get("measurements", {}), tables.get("curve", {})
-    return {**{f"curve.{name}": column for name, column in curve.items()}, **measured}
-
-
-def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> bool:
-    """Whether a run has measurements that show if it was aligned."""
-    return run.run_id in read and (column is None or column in read[run.run_id] or run.status == "diverged")
-
-
-def _first_aligned(table: Columns, column: str | None) -> float | None:
-    rows = np.flatnonzero(table[column] >= ALIGNED) if column in table else np.empty(0, int)
-    return float(table["step"][rows[0]]) if rows.size else None
-
-
-def _last(table: Columns, column: str) -> float | None:
-    values = table.get(column, np.empty(0))
-    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+    reasons = sorted({f"no comparison: {name} is {why}" for run in runs for name, why in run.unsolved.items()})
+    lost = {entry.name: len(entry.runs) - len(left.runs) for entry, left in kept.items()}
+    words = "left out for lack of readable measurements"
+    missing = [f"{name}: {words}: {counted(n, 'run')}" for name, n in lost.items() if n]
+    return board_table(problem.name, columns, rows, [*[resolution] * bool(column), *reasons, *missing])
 
 
 def loss_rate(table: Columns, infimum: float) -> float | None:
@@ -169,13 +147,3 @@ def _exponent(step: Array, value: Array, least: float) -> float | None:
 def _mean(values: list[float | None]) -> Interval | str | None:
     missing = values.count(None)
     return f"{missing} of {len(values)} runs have none" if 0 < missing < len(values) else mean_interval(values)
-
-
-def _solved(runs: list[RunResult]) -> str | None:
-    facts = [fact for run in runs for fact in run.facts.values() if isinstance(fact, dict) and "solved" in fact]
-    return f"{sum(bool(fact['solved']) for fact in facts)} of {len(facts)}" if facts else None
-
-
-def _reasons(entries: list[Entry]) -> list[str]:
-    why = sorted({f"{n} is {r}" for entry in entries for run in entry.runs.values() for n, r in run.unsolved.items()})
-    return [f"no comparison: {reason}" for reason in why]

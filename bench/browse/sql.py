@@ -1,130 +1,100 @@
-"""SQL over the runs of one or more stores: the views of `bench sql`, in DuckDB.
+"""Runs of one or more stores as tables, by DuckDB: the views of `bench sql`, and DataFrames.
 
 `runs` has one row per run, from its record. `settings` is its configuration in dotted form as JSON, so that
 `(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too. `study` names the study of a
-trial, `begun` is the start in UTC, and `plan` the purpose. `curves` and `measurements` have the rows of the runs'
-tables; DuckDB reads from their files only what a query needs. `trials` has one row per trial of recorded studies, in
-the order of the design. Missing and non-finite values are NULL.
+trial, `begun` is the start in UTC, and `plan` the purpose. `evaluations` has the values on the selection split during
+training. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads from their files only what a query
+needs. `trials` has one row per trial of recorded studies, in the order of the design. Missing and non-finite values are
+NULL.
 
 The database is in memory, and only read-only statements are accepted: a query cannot change a store.
 """
 
 import glob
 import json
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from difflib import get_close_matches
+from itertools import count
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.browse.listing import studies_of
 from bench.config.run_config import settings_of
 from bench.errors import UserError
-from bench.results.render import other_json, stream
-from bench.results.table import Column
-from bench.store.block import Block
+from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
+from bench.results.table import Column, Table
 from bench.store.load import Damaged, is_there
-from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS, as_arrow
 from bench.text import clean, plain, strict_json
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from duckdb import DuckDBPyConnection
+    import pandas as pd
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-VIEWS = {
-    "runs": {
-        "run_id": "varchar",
-        "task": "varchar",
-        "opt": "varchar",
-        "status": "varchar",
-        "reason": "varchar",
-        "seed": "bigint",
-        "data_seed": "bigint",
-        "metric": "varchar",
-        "split": "varchar",
-        "select_split": "varchar",
-        "final": "double",
-        "best": "double",
-        "best_step": "bigint",
-        "steps": "bigint",
-        "skipped": "bigint",
-        "steps_to_target": "bigint",
-        "seconds_to_target": "double",
-        "wall_s": "double",
-        "train_s": "double",
-        "cap_share": "double",
-        "saturated_at": "bigint",
-        "step_of": "varchar",
-        "part": "varchar",
-        "engine": "varchar",
-        "machine": "varchar",
-        "torch": "varchar",
-        "versions": "json",
-        "settings": "json",
-        "metrics": "json",
-        "study": "varchar",
-        "begun": "timestamp",
-        "plan": "varchar",
-        "shipped": "boolean",
-    },
-    "curves": {"run_id": "varchar", **{name: "bigint" if name == "step" else "double" for name in CURVE_FIELDS}},
-    "measurements": {"run_id": "varchar", "step": "bigint"},
-    "trials": {
-        "study": "varchar",
-        "task": "varchar",
-        "opt": "varchar",
-        "number": "bigint",
-        "kind": "varchar",
-        "state": "varchar",
-        "score": "double",
-        "point": "json",
-        "runs": "varchar[]",
-        "is_winner": "boolean",
-    },
+_KINDS = {
+    "runs": "run_id varchar, task varchar, opt varchar, status varchar, reason varchar, seed bigint, data_seed bigint,"
+    " metric varchar, split varchar, select_split varchar, final double, best double, best_step bigint, steps bigint,"
+    " skipped bigint, steps_to_target bigint, seconds_to_target double, wall_s double, train_s double,"
+    " cap_share double, saturated_at bigint, step_of varchar, part varchar, engine varchar, machine varchar,"
+    " torch varchar, versions json, settings json, metrics json, study varchar, begun timestamp, plan varchar,"
+    " shipped boolean",
+    "evaluations": "run_id varchar, step bigint, train_s double",
+    "curves": "run_id varchar, step bigint, " + ", ".join(f"{name} double" for name in CURVE_FIELDS[1:]),
+    "measurements": "run_id varchar, step bigint",
+    "trials": "study varchar, task varchar, opt varchar, number bigint, kind varchar, state varchar, score double,"
+    " point json, runs varchar[], is_winner boolean",
 }
-"""Columns of each view, with their types; `measurements` has a further column for each measured quantity."""
-_NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
-"""DuckDB's numeric types."""
-_PATIENCE = 1.0
-"""Seconds that DuckDB gets to end an interrupted query. Ours."""
+VIEWS = {view: dict(column.split() for column in kinds.split(", ")) for view, kinds in _KINDS.items()}
+"""Columns of each view, with their types; `evaluations` and `measurements` have one more for each quantity."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
+_WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the columns of one"
+STREAMS = ("table", "md", "csv", "json")
+"""Formats of an answer."""
 
 
-@dataclass
-class Answer:
-    """Result of a query.
-
-    Attributes:
-        names: of the columns, all different.
-        kinds: their DuckDB types.
-        rows: an iterator, to be read once.
-        damaged: unreadable tables that were excluded.
-    """
+class Answer(NamedTuple):
+    """Result of a query: names of columns, all different, their DuckDB types, rows, and excluded damaged tables."""
 
     names: list[str]
     kinds: list[str]
-    rows: Iterator[tuple[Any, ...]]
+    rows: list[tuple[Any, ...]]
     damaged: list[Damaged]
 
 
-_WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the columns of one"
-
-
 def ask(stores: Stores, query: str) -> Answer:
-    """The result of a query.
-
-    Args:
-        stores: the stores to query.
-        query: one read-only statement.
+    """The result of one read-only statement.
 
     Raises:
         UserError: the statement is not read-only, or DuckDB cannot execute it.
     """
+    (columns, types, rows), damaged = _query(stores, query, lambda r: (r.columns, r.types, r.fetchall()))
+    names = list[str]()
+    for name in columns:
+        names.append(name if name not in names else next(new for i in count(1) if (new := f"{name}_{i}") not in names))
+    return Answer(names, list(map(str, types)), rows, damaged)
+
+
+def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
+    """A view as a DataFrame, of these runs or of all.
+
+    Raises:
+        UserError: a table cannot be read.
+    """
+    rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
+    if damaged:
+        raise UserError(str(damaged[0]))
+    return rows if run_ids is None else rows[rows["run_id"].isin(run_ids)].reset_index(drop=True)
+
+
+def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]") -> tuple[Any, list[Damaged]]:
+    """What `take` makes of the relation of a read-only statement, and excluded damaged tables."""
     import duckdb
 
+    views: list[str] = []
+    # A large query must not write to the working folder.
+    con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": ""})
     try:
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -132,223 +102,167 @@ def ask(stores: Stores, query: str) -> Answer:
                 "bench sql takes one read-only query, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
                 f" values: ON column IN (...)); {_WHERE}"
             )
-        return _Views(stores, query).answer(statements[0].query)
+        con.execute("create schema parts")
+        damaged, text = dict[str, Damaged](), query.casefold()
+        for name in VIEWS:
+            # DuckDB's functions `query` and `query_table` can build a view's name at run time.
+            used = name in text or "query" in text
+            views += [name] * used
+            if used and name in _FILES:
+                _read_files(con, stores, name, damaged)
+            else:
+                rows = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}.get(name)
+                _load(con, name, list(rows(stores)) if used and rows else [])
+        relation = con.sql(statements[0].query)
+        if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
+            raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
+        return _interruptible(con, lambda: take(relation)), list(damaged.values())
+    except RuntimeError as error:
+        raise KeyboardInterrupt if "interrupted" in str(error) else error from None
     except duckdb.Error as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
+        if 'Referenced column "' in message:
+            name, known = message.split('"')[1], [c for view in views for c in _columns(con, view)]
+            near = get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
+            message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
 
 
-class _Views:
-    """The views of a query; those that it does not name are empty.
+def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
+    """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
+    done = Future[Any]()
 
-    Args:
-        stores: the stores to query.
-        query: the query.
-
-    Attributes:
-        damaged: tables that cannot be read.
-    """
-
-    def __init__(self, stores: Stores, query: str) -> None:
-        self.stores = stores
-        self.damaged: dict[str, Damaged] = {}
-        text = query.casefold()
-        # DuckDB's functions `query` and `query_table` can build a view's name at run time.
-        self._used = [name for name in VIEWS if name in text or "query" in text]
-
-    def answer(self, query: str) -> Answer:
-        """The result of the query. It is complete before the first row is read."""
-        import duckdb
-
-        # A large query must not write to the working folder.
-        con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": ""})
-        con.execute("create schema parts")
-        for name in VIEWS:
-            if name in self._used and name in _FILES:
-                self._read_files(con, name)
-            else:
-                rows = {"runs": self._runs, "trials": self._trials}[name]() if name in self._used else []
-                self._load(con, name, rows)
-        _interruptibly(con, f"create temp table answer as from (\n{_without_end(query)}\n)")
-        columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
-        if any("TIMESTAMP WITH TIME ZONE" in kind for _, kind in columns):  # DuckDB needs pytz for such values
-            raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
-        con.execute("from temp.answer")
-        rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
-        return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
-
-    def _runs(self) -> Iterator[dict[str, Any]]:
-        studies = studies_of(self.stores)
-        for run in self.stores.runs:
-            yield _run_row(run, studies.get(run.run_id)) | {"shipped": run.run_id in self.stores.shipped}
-
-    def _trials(self) -> Iterator[dict[str, Any]]:
-        for record in self.stores.studies:
-            for number, trial in enumerate(record.trials):
-                own = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
-                yield {
-                    "study": record.name,
-                    "task": record.task,
-                    "opt": record.opt,
-                    "number": number,
-                    **own,
-                    "point": strict_json(trial.get("point")),
-                    "is_winner": record.winner in trial["runs"],
-                }
-
-    def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Create a view as a table with these rows."""
-        import pyarrow as pa
-
-        kinds = VIEWS[name]
-        arrow = {
-            "varchar": pa.string(),
-            "json": pa.string(),
-            "bigint": pa.int64(),
-            "double": pa.float64(),
-            "boolean": pa.bool_(),
-            "varchar[]": pa.list_(pa.string()),
-            "timestamp": pa.string(),
-        }
-        schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
-        columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
-        _keep(con, name, pa.Table.from_pylist(list(rows), schema), columns)
-
-    def _read_files(self, con: "DuckDBPyConnection", name: str) -> None:
-        """Create a view that reads the blocks' tables lazily."""
-        import pyarrow as pa
-
-        finished, growing, sound = [], [], dict[str, bool]()
-        for run_id, block in self.stores.blocks.items():
-            folder = str(block.folder)
-            if not block.done:
-                growing += self._growing(run_id, block, name)
-                continue
-            if folder not in sound:
-                sound[folder] = folder not in self.damaged and self._is_sound(block, name)
-            if sound[folder]:
-                finished.append((run_id, f"{block.at}/{_FILES[name]}.parquet"))
-        parts = []
-        if finished:  # some of a block's runs may be read from other blocks
-            run_ids, paths = zip(*finished, strict=True)
-            _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
-            columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
-            those = f"semi join parts.finished_{name} using (run_id, filename)"
-            parts.append(f"select {columns} from {_parquet(paths, name)} {those}")
-        if growing:
-            _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
-            parts.append(f"from parts.growing_{name}")
-        if not parts:
-            self._load(con, name, [])
-            return
-        first = ", ".join(VIEWS[name])
-        rest = f", * exclude ({first})" * (name == "measurements")
-        con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
-
-    def _is_sound(self, block: Block, name: str) -> bool:
-        """Whether a finished block has this table, and all its tables are valid."""
+    def into_future() -> None:
         try:
-            block.tables(next(iter(block.runs)))
-            return is_there(block.at / f"{_FILES[name]}.parquet") is not None
-        except Damaged as error:
-            self.damaged[str(block.folder)] = error
-            return False
-
-    def _growing(self, run_id: str, block: Block, name: str) -> "list[pa.Table]":
-        """The table of a run in training or interrupted; an empty list if it has no rows."""
-        try:
-            columns = block.tables(run_id).get(_FILES[name])
-        except Damaged as error:
-            self.damaged[f"{block.folder}/{run_id}"] = error
-            return []
-        return [as_arrow(columns, run_id=run_id)] if columns else []
-
-
-def _without_end(query: str) -> str:
-    """A statement up to its semicolon, if any; there may be comments after it."""
-    import duckdb
-
-    text = query.encode()  # DuckDB counts bytes
-    return text[: next((at for at, _ in duckdb.tokenize(query) if text[at : at + 1] == b";"), None)].decode()
-
-
-def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:
-    """Execute a statement that Ctrl-C can end: DuckDB does not check Python's signals."""
-    broken: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            con.execute(statement)
+            done.set_result(work())
         except BaseException as error:
-            broken.append(error)
+            done.set_exception(error)
 
-    thread = Thread(target=work, daemon=True)  # the program does not wait for it at exit
-    thread.start()
+    Thread(target=into_future, daemon=True).start()  # the program does not wait for it at exit
     try:
-        thread.join()
-    except BaseException:
+        return done.result()
+    except KeyboardInterrupt:
         con.interrupt()
-        thread.join(_PATIENCE)
         raise
-    if broken:
-        raise broken[0]
 
 
-def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str = "*") -> None:
+def _columns(con: "DuckDBPyConnection", view: str) -> list[str]:
+    return con.sql(f"from {view}").columns
+
+
+def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
+    studies = studies_of(stores)
+    for run in stores.runs:
+        torch = run.versions.get("torch")
+        yield {name: value for name, value in vars(run).items() if name in VIEWS["runs"]} | {
+            **{name: run.config[name] for name in ("task", "opt", "seed", "data_seed")},
+            "machine": run.machine,
+            "torch": None if torch is None else str(torch),
+            "versions": strict_json(run.versions),
+            "settings": strict_json(settings_of(run.config)),
+            "metrics": strict_json(run.metrics),
+            "study": studies.get(run.run_id),
+            "begun": run.begun or None,
+            "shipped": run.run_id in stores.shipped,
+        }
+
+
+def _evaluations(stores: Stores) -> Iterator[dict[str, Any]]:
+    for run in stores.runs:
+        yield from ({"run_id": run.run_id, **row} for row in run.validations)
+
+
+def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
+    for record in stores.studies:
+        for number, trial in enumerate(record.trials):
+            yield {
+                "study": record.name,
+                "task": record.task,
+                "opt": record.opt,
+                "number": number,
+                **{name: trial.get(name) for name in ("kind", "state", "score", "runs")},
+                "point": strict_json(trial.get("point")),
+                "is_winner": record.winner in trial["runs"],
+            }
+
+
+def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Create a view as a table with these rows; quantities beyond its columns are numbers."""
+    import pyarrow as pa
+
+    kinds = VIEWS[name] | {key: "double" for row in rows for key in row if key not in VIEWS[name]}
+    arrow = {"bigint": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string())}
+    schema = pa.schema([(column, arrow.get(kind, pa.string())) for column, kind in kinds.items()])
+    quoted = {'"' + column.replace('"', '""') + '"': kind for column, kind in kinds.items()}  # untrusted names
+    columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in quoted.items())
+    _keep(con, name, pa.Table.from_pylist([*rows], schema), columns)
+
+
+def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: dict[str, Damaged]) -> None:
+    """Create a view that reads the blocks' tables lazily; it notes damaged ones."""
+    import pyarrow as pa
+
+    finished, growing, sound = [], [], dict[str, bool]()
+    for run_id, block in stores.blocks.items():
+        folder, place = str(block.folder), block.at / f"{_FILES[name]}.parquet"
+        try:
+            if not block.done:
+                columns = block.tables(run_id).get(_FILES[name])
+                growing += [as_arrow(columns, run_id=run_id)] if columns else []
+            elif folder not in sound:
+                sound[folder] = False
+                block.tables(next(iter(block.runs)))
+                sound[folder] = is_there(place) is not None
+        except Damaged as error:
+            damaged[folder if block.done else f"{folder}/{run_id}"] = error
+        if sound.get(folder):
+            finished.append((run_id, str(place)))
+    parts = []
+    if finished:  # some of a block's runs may be read from other blocks
+        run_ids, paths = zip(*finished, strict=True)
+        _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+        columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
+        those = f"semi join parts.finished_{name} using (run_id, filename)"
+        parts.append(f"select {columns} from {_parquet(paths, name)} {those}")
+    if growing:
+        _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
+        parts.append(f"from parts.growing_{name}")
+    if not parts:
+        _load(con, name, [])
+        return
+    first = ", ".join(VIEWS[name])
+    rest = f", * exclude ({first})" * (name == "measurements")
+    con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
+
+
+def _keep(con: "DuckDBPyConnection", name: str, rows: Any, columns: str = "*") -> None:
     con.register("given", rows)
     con.execute(f"create table {name} as select {columns} from given")
     con.unregister("given")
 
 
-def _parquet(paths: Iterable[str], view: str) -> str:
+def _parquet(paths: Sequence[str], view: str) -> str:
     """SQL that reads these files, with a column `filename`."""
     names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
     by_name = view == "measurements"  # opens all files beforehand, so only if columns may differ
     return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
 
 
-def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
-    config = run.config
-    return {
-        **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
-        "task": config["task"],
-        "opt": config["opt"],
-        "seed": config["seed"],
-        "data_seed": config["data_seed"],
-        "machine": run.machine,
-        "torch": None if (torch := run.versions.get("torch")) is None else str(torch),
-        "versions": strict_json(run.versions),
-        "settings": strict_json(settings_of(config)),
-        "metrics": strict_json(run.metrics),
-        "study": study,
-        "begun": run.begun or None,
-    }
+def written(answer: Answer, kind: str, *, to_file: bool) -> str:
+    """The answer in a format; JSON columns stay JSON, and lists and structures are JSON in other formats."""
+    rows = [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
+    if kind == "json":
+        held = [name for name, of in zip(answer.names, answer.kinds, strict=True) if of == "JSON"]
+        return json_text([row | {name: json.loads(row[name]) for name in held if row[name]} for row in rows])
 
+    def flat(value: Any) -> Any:
+        nested = isinstance(value, list | tuple | dict)
+        return json.dumps(plain(value), ensure_ascii=False, default=str) if nested else value
 
-# -- output -----------------------------------------------------------------------------------------------------------
-
-
-def written(answer: Answer, kind: str, out: Path | None) -> Iterator[str]:
-    """The answer in a format (`bench.results.render.STREAMS`), piece by piece; JSON columns stay JSON.
-
-    Args:
-        answer: result of a query.
-        kind: the format.
-        out: the output file; None for standard output.
-    """
-    own = [
-        Column(name, name, digits=6, form=_flat, side="right" if _NUMBER.match(type_) else "left")
-        for name, type_ in zip(answer.names, answer.kinds, strict=True)
-    ]
-    rows = (dict(zip(answer.names, row, strict=True)) for row in answer.rows)
-    held = [name for name, type_ in zip(answer.names, answer.kinds, strict=True) if type_ == "JSON"]
-    if kind == "json" and held:
-        rows = (row | {name: json.loads(row[name]) for name in held if row[name] is not None} for row in rows)
-    return stream(own, rows, kind, out)
-
-
-def _flat(value: Any) -> Any:
-    """Lists and structures as JSON."""
-    nested = isinstance(value, list | tuple | dict)
-    return json.dumps(plain(value), ensure_ascii=False, default=other_json) if nested else value
+    columns = [Column(name, name, digits=6, form=flat) for name in answer.names]
+    if kind == "csv":
+        return csv_text(columns, rows)
+    table = Table("", columns, rows)
+    lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
+    return "".join(f"{line}\n" for line in lines)

@@ -10,11 +10,11 @@ import numpy as np
 
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.settings import SAME_RESULT
+from bench.config.values import refuse_too_many
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
-from bench.config.values import refuse_too_many
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
 from bench.papers.experiments import DERIVED, Experiment, Settings, load

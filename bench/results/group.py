@@ -28,12 +28,7 @@ RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "worst_group
 
 @dataclass(eq=False)
 class Group:
-    """Runs that differ only in their seeds.
-
-    Attributes:
-        runs: finished runs, by seed.
-        others: number of unfinished runs, by status.
-    """
+    """Finished runs that differ only in their seeds, by seed, and the number of unfinished `others` by status."""
 
     runs: dict[Seed, RunResult] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
@@ -72,13 +67,9 @@ def seed_of(run: RunResult) -> Seed:
 class Measure:
     """A number of a run, by which groups are compared.
 
-    Attributes:
-        words: its description, with the split.
-        mode: whether smaller ("min") or larger ("max") values are better.
-        log: whether it is positive, and shown and compared on a logarithmic scale.
-        of: the value of a run; None if it has none, which is worse than every number.
-        often: what it means to have a value more, or less, often.
-        ends: smallest and largest possible value.
+    `words` describe it with its split; smaller ("min") or larger ("max") values are better; on a logarithmic scale they
+    are positive. `of` gives the value of a run; None, if it has none, is worse than every number. `often` says what it
+    means to have a value more, or less, often; `ends` are the smallest and largest possible value.
     """
 
     words: str
@@ -120,16 +111,10 @@ class Measure:
 
 
 def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool = False) -> Measure:
-    """The final metric on the reporting split.
+    """The final metric on the reporting split (named `split`); at the best step on the selection split if `best`.
 
-    Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing.
-
-    Args:
-        metric: its name.
-        mode: of the metric.
-        above: take the suboptimality gap, on a logarithmic scale.
-        split: name of the reporting split, for the description.
-        best: at the best step on the selection split, not at the last.
+    Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing. The
+    suboptimality gap (`above`) is on a logarithmic scale.
     """
 
     def value(run: RunResult) -> End:

@@ -33,10 +33,9 @@ Ends = Sequence[Sequence[End]]
 
 @lru_cache(maxsize=32)
 def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
-    """As many seeds drawn with replacement, regardless of order; deterministic.
+    """The indices of drawn seeds, sorted, shape (D, S), and the probability of each draw, shape (D,); deterministic.
 
-    Returns:
-        Indices of the seeds, sorted, shape (D, S), and the probability of each draw, shape (D,).
+    As many seeds are drawn with replacement as there are; the order does not matter.
     """
     if seeds <= EXACT:
         every = np.array(list(product(range(seeds), repeat=seeds)))
@@ -47,12 +46,9 @@ def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
 
 
 def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
-    """The winning trial of each of `draws`, by the rule of studies (`seed_median`, `equal_below`, `best_index`).
+    """The winning trial of each of `draws`, by the rule of studies, shape (D,); -1 if none has a score.
 
     The scores are on the selection split, by trial in the order of the setting.
-
-    Returns:
-        Indices of trials, shape (D,); -1 if none has a score.
     """
     worst = math.inf if mode == "min" else -math.inf
     array = np.array([[worst if value is None else value for value in row] for row in scores], dtype=np.float64)
@@ -69,21 +65,12 @@ def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
 
 
 def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric: str) -> float | None:
-    """Variance of the reported value due to the choice of the winner.
+    """Variance of the reported value due to the choice of the winner; None (unbounded) if a draw may lack a value.
 
-    For each draw of the tuning seeds it uses the difference between its winner and the actual one, paired by seed over
-    all tuning seeds. Only the seeds left out of a draw would be unbiased, but these are one or two, and their noise
-    makes intervals two to four times as wide: in simulations they cover up to 99.9 %.
-
-    Args:
-        scores: on the selection split, by trial in the order of the setting.
-        finals: on the reporting split, by trial; logarithms for ratios.
-        chosen: index of the actual winner.
-        mode: of the metric.
-        metric: its name.
-
-    Returns:
-        The variance; None (unbounded) if a draw has no winner, or a winner with a run without a value.
+    For each draw of the tuning seeds it uses the difference between its winner and the actual one (`chosen`), paired
+    by seed over all tuning seeds. Only the seeds left out of a draw would be unbiased, but these are one or two, and
+    their noise makes intervals two to four times as wide: in simulations they cover up to 99.9 %. `scores` are on the
+    selection split, `finals` on the reporting split (logarithms for ratios), by trial in the order of the setting.
     """
     indices = winners(scores, mode, metric)
     values = np.array([[math.nan if value is None else value for value in row] for row in finals], dtype=np.float64)
@@ -96,21 +83,10 @@ def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric:
 def retuned_interval(
     scores: Ends, finals: Ends, chosen: int, fresh: Sequence[float], mode: Mode, metric: str, *, log: bool = False
 ) -> Interval | None:
-    """Mean over fresh seeds with an interval that includes the noise of tuning, from one study.
+    """Mean over `fresh` seeds with an interval that includes the noise of tuning, from one study; None if unbounded.
 
-    The variance of the choice has the degrees of freedom of a variance over the tuning seeds.
-
-    Args:
-        scores: on the selection split, by trial in the order of the setting; two tuning seeds or more.
-        finals: on the reporting split, by trial; positive, if log.
-        chosen: index of the actual winner.
-        fresh: values of the actual winner, one for each fresh seed; positive, if log.
-        mode: of the metric.
-        metric: its name.
-        log: of the geometric mean.
-
-    Returns:
-        The interval; None if the study does not bound it (`tuning_variance`).
+    The other arguments are those of `tuning_variance`; finals and fresh values are positive if log (geometric mean).
+    The variance of the choice has the degrees of freedom of a variance over the tuning seeds, two or more.
     """
     scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     variance = tuning_variance(scores, scaled, chosen, mode, metric)
@@ -120,16 +96,10 @@ def retuned_interval(
 def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = False) -> Interval:
     """Mean over repeated studies with equal weights, with an interval over studies and fresh seeds.
 
-    The scatter of the studies' means shows the variation of their choices, but not the effect of a fresh seed common to
-    all studies. So the variance over seeds is added, with a seed's runs in all studies as a cluster (and the smallest
-    study's degrees of freedom); it includes the noise of runs shared by studies with the same choice.
-
-    Args:
-        studies: for each, the values of its winner by fresh seed; positive, if log. Two or more.
-        log: of the geometric mean.
-
-    Returns:
-        The interval; unbounded with one fresh seed.
+    `studies` has, for each of two or more, its winner's values by fresh seed, positive if log (geometric mean). Their
+    scatter shows the variation of choices, but not the effect of a fresh seed common to all. So the variance over seeds
+    is added, with a seed's runs in all studies as a cluster (and the smallest study's degrees of freedom); it includes
+    the noise of runs shared by studies with the same choice. Unbounded with one fresh seed.
     """
     scaled = [{seed: math.log(value) if log else value for seed, value in study.items()} for study in studies]
     means = [math.fsum(study.values()) / len(study) for study in scaled]

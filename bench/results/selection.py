@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from bench.store.record import CAP_BINDS, Mode, RunResult
-from bench.store.reports import StudyRecord
-from bench.text import CONVERGED, is_number
+from bench.text import CONVERGED
 
 End = float | None
 """A number, or None for `diverged`."""
@@ -101,10 +100,7 @@ def score_text(score: float, metric: str) -> str:
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     """Index of the best score, the middle one of ties in the given order; None if there is none.
 
-    Args:
-        scores: of settings; None for one that cannot be the best.
-        mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference counts.
+    None marks a setting that cannot be the best; scores below `least` count as equal.
     """
     clipped = [None if score is None else max(score, least) for score in scores]
     present = [score for score in clipped if score is not None]
@@ -116,13 +112,9 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
 
 
 def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = False) -> tuple[int, int]:
-    """The ends of the range around the best in which scores are nearly as good.
+    """The ends of the range around the best in which scores, in the order of the setting, are nearly as good.
 
-    Args:
-        scores: in the order of the setting; None for one that cannot be the best.
-        mode: of the metric.
-        best: index of the best, which must have a score.
-        gap: whether the scores are suboptimality gaps: good is `USABLE_FACTOR` times the best, else `USABLE_SHARE`.
+    Good is `USABLE_FACTOR` times the best for suboptimality gaps (`gap`), else within `USABLE_SHARE` of it.
     """
     top = scores[best]
     assert top is not None
@@ -132,33 +124,3 @@ def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = Fals
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(scores)) if bad[i]), len(scores) - 1)
     return first, last
-
-
-def good_width(study: StudyRecord, axis: str, metric: str, *, gap: bool) -> tuple[float, bool] | None:
-    """Width in decades of the range around a setting's best value in which the scores of a study are nearly as good.
-
-    If a value has several scores, since other settings vary too, the best one counts.
-
-    Args:
-        study: its trials count whose value is a positive number.
-        axis: dotted name of the setting.
-        metric: name of the study's metric.
-        gap: whether the scores are suboptimality gaps (`good_range`).
-
-    Returns:
-        The width, and whether it reaches an end of the tried values; None below two values, or without a score.
-    """
-    by_value, mode = dict[float, list[End]](), study.mode
-    for trial in study.trials:
-        if is_number(value := trial["point"].get(axis)) and value > 0:
-            by_value.setdefault(float(value), []).append(trial["score"])
-    least = equal_below([score for of in by_value.values() for score in of], metric)
-    tried = sorted(by_value)
-    best_of = [best_index(by_value[value], mode, least) for value in tried]
-    tops = [None if k is None else by_value[value][k] for value, k in zip(tried, best_of, strict=True)]
-    scores = [None if top is None else max(top, least) for top in tops]
-    best = best_index(scores, mode, least)
-    if len(tried) < 2 or best is None:
-        return None
-    low, high = good_range(scores, mode, best, gap=gap)
-    return math.log10(tried[high] / tried[low]), low == 0 or high == len(tried) - 1

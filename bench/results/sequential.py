@@ -53,19 +53,7 @@ ROUNDING = 2.0**-21
 
 @lru_cache(maxsize=64)
 def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
-    """Fewest deciding wins at each number of seeds, by the exact distribution of wins of undecided pairs.
-
-    There is one boundary per level: a verdict at a smaller level also holds at every larger one, as Holm's procedure
-    requires.
-
-    Args:
-        share: of the level, two-sided.
-        tests: the levels are the share divided by 1, 2, ... tests.
-        most: largest number of seeds.
-
-    Returns:
-        Shape (most + 1, tests); one more than the seeds if none decide.
-    """
+    """Fewest deciding wins at each number of seeds, by the exact distribution of wins of undecided pairs."""
     levels, spent = share / 2 / np.arange(1, tests + 1), np.zeros(tests)
     reached = np.ones((tests, 1))  # probability of k wins so far without reaching the boundary, under the null
     boundaries = [np.ones(tests, dtype=int)]
@@ -102,21 +90,14 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An optimizer against another on common seeds.
+    """An optimizer against another on `n` common seeds: wins, losses and ties, and how many runs of each are lost.
 
-    Attributes:
-        n: common seeds.
-        wins, losses: seeds on which it has the better, or the worse value; the others are ties.
-        lost: number of runs of each without a value.
-        verdict: of the wins; see the module.
-        diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
-        often: both in words.
-        decided_after: number of seeds at which the verdict was decided, or how often they diverge; or None.
-        effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
-            values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
-            median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
-            do not bound it. Rarely (1 in 200 pairs of equals) it excludes the median, since each end is the tightest of
-            all numbers of seeds. None if the median is not finite, or no run has a value.
+    `verdict` is of the wins; `diverges` is 1 if it diverges less often than the other, -1 if more often, 0 if that is
+    undecided, in the words of `often`. `decided_after` is the number of seeds at which either was decided, or None.
+    `effect` is the median over seeds of the paired difference, positive if better, or of the ratio of the values on a
+    logarithmic scale; None if it is not finite. Its interval excludes zero effect if the wins decide, and covers the
+    true median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds do
+    not bound it. Rarely (1 in 200 pairs of equals) it excludes the median: each end is the tightest of all.
     """
 
     n: int
@@ -157,11 +138,11 @@ class Comparison:
 def compare(
     first: Values, second: Values, mode: str, *, log: bool = False, tests: int = 1, floor: float | None = None
 ) -> Comparison:
-    """Compare two optimizers on common seeds (same initialisation, same order of the batches).
+    """Compare two optimizers by their values on common seeds in order, shape (N,); None without a value.
 
     Args:
-        first: by common seed in order, shape (N,); None for a run without a value.
-        second: likewise.
+        first: values of one.
+        second: values of the other.
         mode: whether values are better when smaller ("min") or larger ("max").
         log: whether the effect is a ratio, first over second; values must then be positive.
         tests: divisor of the level; verdicts of several comparisons then hold simultaneously.
@@ -222,15 +203,7 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
 def _effect(
     d: NDArray[np.float64], first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool
 ) -> Interval | None:
-    """The median gain, with the interval of values that the sign test does not reject.
-
-    Args:
-        d: gains by seed.
-        first: where the first has its value at the floor.
-        second: likewise.
-        mode: of the values.
-        log: whether the gains are logarithms of ratios.
-    """
+    """The median gain, with the interval of values that the sign test does not reject."""
     n = len(d)
     if not n:
         return None
@@ -278,9 +251,7 @@ def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
 def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int], Comparison]:
     """All pairs with Holm's correction (1979): the family-wise error rate is at most 5 %.
 
-    Args:
-        values: values[i][j] are those of row i on the common seeds with row j.
-        mode: of the values.
+    values[i][j] are those of row i on the common seeds with row j.
     """
     still = list(combinations(range(len(values)), 2))
     comparisons: dict[tuple[int, int], Comparison] = {}
@@ -303,18 +274,10 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[in
 
 
 def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
-    """Posterior probability that the wins are first decided at each number of seeds up to `most`.
+    """Posterior probability that the wins are first decided at each number of seeds up to `most`, shape (most + 1,).
 
-    The probability that the leader wins a seed has the prior Beta(1/2, 1/2) (Jeffreys); ties count as its losses.
-
-    Args:
-        n: seeds so far.
-        wins: of one of them.
-        losses: of the same one.
-        most: largest number of seeds.
-
-    Returns:
-        Shape (most + 1,), by number of seeds; the sum is the probability of a decision.
+    `n` seeds so far had these wins and losses. The probability that the leader wins a seed has the prior Beta(1/2, 1/2)
+    (Jeffreys); ties count as its losses. The sum is the probability of a decision.
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, chdtri, stdtrit
+from scipy.special import bdtr, betaincinv, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -28,13 +28,9 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval.
+    """A mean of n values with its confidence interval, of infinite ends where the values do not bound it.
 
-    Attributes:
-        mean: of the values, in their unit.
-        low, high: ends of the interval; infinite where the values do not bound it.
-        n: number of values.
-        bound: "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
+    `bound` is "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
     """
 
     mean: float
@@ -56,13 +52,9 @@ class Interval:
 
 
 def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """Student's t-interval of the mean of normal values (Student 1908).
+    """Student's t-interval of the mean of one or more finite normal values, shape (N,), at a level in (0, 1).
 
     One value has the interval (-inf, inf), so it decides nothing; equal values have width 0.
-
-    Args:
-        values: one for each seed, shape (N,) with N >= 1, finite.
-        level: coverage of the true mean, in (0, 1).
 
     Raises:
         ValueError: there is no value, one is not finite, or the level is out of range.
@@ -82,10 +74,7 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
 
 
 def geometric_interval(values: ArrayLike) -> Interval:
-    """The geometric mean with the 95 % t-interval of the logarithms, which never reaches below 0.
-
-    Args:
-        values: one for each seed, shape (N,) with N >= 1, positive.
+    """The geometric mean of positive values, shape (N,), with the 95 % t-interval of the logarithms.
 
     Raises:
         ValueError: there is no value, or one is not positive.
@@ -110,17 +99,10 @@ def exp(x: float) -> float:
 
 
 def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
-    """The 95 % t-interval of a mean with noise that its values do not show.
+    """The 95 % t-interval of a mean (geometric, if log) with noise that its values, shape (N,), do not show.
 
-    Variances add up, with Satterthwaite's degrees of freedom of the sum (1946). These may exceed those of the values,
-    so the interval is kept at least as wide as `t_interval`, or `geometric_interval`; without further noise it
-    equals them.
-
-    Args:
-        values: one for each seed, shape (N,) with N >= 1, finite; positive, if log.
-        more: further variances of the mean, or of its logarithm, each with its degrees of freedom; infinite for an
-            unknown one.
-        log: of the geometric mean.
+    `more` has variances of the mean, or of its logarithm, with their degrees of freedom. Variances add up, with
+    Satterthwaite's degrees of freedom (1946). The interval is at least as wide as without further noise.
     """
     plain = geometric_interval(values) if log else t_interval(values)
     parts = [part for part in more if part[0] > 0]
@@ -141,13 +123,8 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
 def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[Array, ...]:
     """The ratio of two means over seeds, with its 95 % interval by the jackknife of its logarithm (Tukey 1958).
 
-    Args:
-        above: numerators, shape (S, P), finite.
-        below: denominators of the same seeds, shape (S, P).
-
-    Returns:
-        The ratio and the ends of its interval, shape (P,) each; NaN where a mean is not positive, and ends NaN where
-        one without a seed is not, or S is 1.
+    The arguments have shape (S, P), with finite numerators; the ratio and the ends of its interval have shape (P,). It
+    is NaN where a mean is not positive, and its ends where one without a seed is not, or S is 1.
     """
     arrays = [np.asarray(values, dtype=np.float64) for values in (above, below)]
     n, whole, others = len(arrays[0]), [x.sum(0) for x in arrays], [x.sum(0) - x for x in arrays]
@@ -175,15 +152,10 @@ def are_equal(values: Array) -> bool:
 
 
 def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """Least-squares line y = intercept + slope x.
-
-    Args:
-        x: shape (N,), finite, not all equal.
-        y: shape (N,), finite.
+    """Least-squares line y = intercept + slope x of finite values, shape (N,) each; x must not be all equal.
 
     Returns:
-        Slope, in units of y per x; intercept, in units of y; R^2, the share of explained variance of y, in [0, 1], and
-        1 for a constant y.
+        Slope, in units of y per x; intercept, in units of y; R^2, in [0, 1], and 1 for a constant y.
 
     Raises:
         ValueError: the shapes differ, a value is not finite, or all of x is equal.
@@ -204,15 +176,9 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
 
 
 def thin(x: Array) -> list[int]:
-    """Indices of points that are spread evenly over log x.
+    """Indices of points spread evenly over log x, for positive x that does not decrease, shape (N,).
 
-    Without thinning, most steps are at the right end.
-
-    Args:
-        x: shape (N,), positive, not decreasing.
-
-    Returns:
-        Indices of the first point, each point `SPACING` decades beyond the previous one, and the last.
+    They are the first, each `SPACING` decades beyond the previous one, and the last.
     """
     log_x, gap, kept = np.log10(x), SPACING * (1 - 1e-9), []
     while (i := int(np.searchsorted(log_x, log_x[kept[-1]] + gap)) if kept else 0) < x.size:
@@ -221,20 +187,11 @@ def thin(x: Array) -> list[int]:
 
 
 def power_law_decades(x: Array, y: Array, low: float, high: float) -> float:
-    """Length of the longest range of x over which y is a power law in x with a local exponent in [low, high].
+    """Length in decades of the longest range of x over which y ~ x^a with a local exponent a in [low, high].
 
-    The local exponent at a point is the least-squares slope of log y on log x over the points within `WINDOW` / 2
-    decades, or over the nearest `LEAST_POINTS` if there are fewer. It is computed at thinned points; a range extends
-    from the first to the last of consecutive points with exponents in [low, high].
-
-    Args:
-        x: shape (N,), positive, not decreasing, with at least `LEAST_POINTS` different values.
-        y: shape (N,), positive.
-        low: smallest exponent.
-        high: largest exponent.
-
-    Returns:
-        Decades, in [0, inf), rounded to 9 decimals.
+    The exponent at a point is the least-squares slope of log y on log x over the points within `WINDOW` / 2 decades, or
+    over the nearest `LEAST_POINTS`. A range extends over consecutive thinned points. Both have shape (N,) and positive
+    values; x does not decrease and has `LEAST_POINTS` different values or more. Rounded to 9 decimals.
     """
     x, index = np.unique(x, return_index=True)
     log_x, log_y, longest, start = np.log10(x), np.log10(y)[index], 0.0, None
@@ -262,23 +219,12 @@ def share_interval(count: int, n: int) -> Interval:
     return Interval(count / n, low, high, n)
 
 
-def deviation_interval(values: ArrayLike) -> Interval:
-    """The standard deviation of N >= 2 normal values with its 95 % interval (chi-squared)."""
-    array = np.asarray(values, dtype=np.float64)
-    square = 0.0 if are_equal(array) else float(array.var(ddof=1))  # not a rounding error
-    df = array.size - 1
-    low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - 0.95) / 2, (1 + 0.95) / 2))
-    return Interval(math.sqrt(square), low, high, array.size)
-
-
 @dataclass(frozen=True)
 class MedianTime:
-    """Median time to an event that some runs miss.
+    """Median time to an event that some runs miss; infinite if more than half of the runs miss it.
 
-    Attributes:
-        median: infinite if more than half of the runs miss it.
-        low, high: ends of the interval, infinite if it reaches runs that miss it; None for too few runs.
-        last: end of the observation of the runs.
+    The ends of its interval are infinite if it reaches runs that miss it, and None for too few runs. `last` is the end
+    of the observation of the runs.
     """
 
     median: float
@@ -290,8 +236,8 @@ class MedianTime:
 def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> MedianTime:
     """Median time to an event, by Kaplan and Meier's estimate, with an interval by order statistics.
 
-    The interval covers the median with probability 95 % or more for any distribution, from 6 runs on. For its lower end
-    a run that was censored early counts as if it had reached the event then, for its upper end as if it never did.
+    It covers the median with probability 95 % or more for any distribution, from 6 runs on: for its lower end a run
+    that was censored early counts as if it had reached the event then, for its upper end as if it never did.
 
     Args:
         reached: time of the event, positive; None if it has not occurred.

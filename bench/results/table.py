@@ -1,8 +1,11 @@
-"""The Table: columns, rows of values and notes. `bench.results.render` writes it in every format."""
+"""Tables: columns, rows of values and notes; boards: tables under one title. `bench.results.render` writes them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table: its title, its columns in order, rows of values by column key (further keys are for programs), notes.
 
-    Attributes:
-        title: its subject.
-        columns: in order; on a narrow terminal the last ones follow as further tables.
-        rows: values by column key: numbers, intervals, words, lists of words or None. Further keys are for programs.
-        notes: for the reader.
+    Values are numbers, intervals, words, lists of words or None.
     """
 
     title: str
@@ -65,21 +64,22 @@ class Table:
     @classmethod
     def facts(cls, rows: Iterable[Sequence[Any]], least: int = 0) -> "Table":
         """A table of names, at least `least` columns wide, each followed by its text."""
-        return cls.of([Column("name", least=least), Column("said", wraps=True)], rows)
+        return cls.of([Column("name", least=least), Column("text", wraps=True)], rows)
 
 
 @dataclass(frozen=True)
 class Board:
-    """Tables under one title.
-
-    Attributes:
-        name: one word; the name of a board of `bench leaderboard` on the command line.
-        title: one line.
-        tables: one for each problem, and possibly one over all of them.
-        notes: on all tables.
-    """
+    """Tables under one title: a short name, a title, a table for each problem and possibly one over all, and notes."""
 
     name: str
     title: str
     tables: list[Table]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """All rows with their values, under the columns' keys; `table` is the title of the row's table."""
+        import pandas as pd
+
+        rows = [{"table": t.title, **{c.key: row.get(c.key) for c in t.columns}} for t in self.tables for row in t.rows]
+        return pd.DataFrame(rows)
