@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -31,31 +32,26 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
 """Each width is timed for this many seconds, or this share of the remaining steps if less; at least 3 steps. Ours."""
 
 
+@dataclass
 class Choices:
     """Decides how groups of runs are executed; after a stop request, arbitrarily.
 
-    Args:
+    Attributes:
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
-        width: maximum lanes of a block; measured by default.
+        width: maximum lanes of a block; None to measure it.
         say: shows a line.
         processes: number of processes of this machine that share the memory of a device.
         stop: ends measurements.
         measured: earlier measurements, to which new ones are added.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        width: int | None,
-        say: Callable[[str], None],
-        processes: int = 1,
-        stop: StopRequest | None = None,
-        measured: dict[object, Choice] | None = None,
-    ) -> None:
-        self.engine, self.width, self.say = engine, width, say
-        self.processes, self._stop = processes, stop or StopRequest()
-        self._measured = {} if measured is None else measured
-        self._obstacles: set[str] = set()
+    engine: Engine
+    width: int | None
+    say: Callable[[str], None]
+    processes: int = 1
+    stop: StopRequest = field(default_factory=StopRequest)
+    measured: dict[object, Choice] = field(default_factory=dict)
+    _obstacles: set[str] = field(default_factory=set)
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
         """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
@@ -64,7 +60,7 @@ class Choices:
             self._obstacles.add(obstacle)
             self.say(f"{group[0].task}: runs one by one, since {obstacle}")
         single = self.engine == "auto" and len(group) == 1
-        if self.engine == "lightning" or obstacle or single or self._stop.signal is not None:
+        if self.engine == "lightning" or obstacle or single or self.stop.signal is not None:
             return ONE_BY_ONE
         if self.width is not None:
             return Choice(lanes=True, width=self.width)
@@ -74,10 +70,10 @@ class Choices:
         # Pure updates cost about the same, except for work on matrices; other optimizers step one lane at a time.
         names = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
         alike = first.task, repr(first.task_options), first.trainer, *names
-        if alike not in self._measured:
+        if alike not in self.measured:
             with doing("measuring the best number of lanes"):
-                self._measured[alike] = self._measure(group, ", ".join([first.task, *names]))
-        return self._measured[alike]
+                self.measured[alike] = self._measure(group, ", ".join([first.task, *names]))
+        return self.measured[alike]
 
     def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
@@ -111,7 +107,7 @@ class Choices:
                 self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
                 return ONE_BY_ONE
             gc.collect()  # lanes and their optimizers form reference cycles
-            if self._stop.signal is not None:
+            if self.stop.signal is not None:
                 return ONE_BY_ONE
             # Long steps are bound by arithmetic, so more lanes will not make them cheaper.
             enough = width > 16 or costs[count] * count > _MEASURE_SECONDS

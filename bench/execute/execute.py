@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import inf
 
@@ -69,6 +70,7 @@ def execute(
     return done
 
 
+@dataclass
 class _Work:
     """The missing runs of a request; one that fails does not stop the others.
 
@@ -77,24 +79,21 @@ class _Work:
         broken: why runs failed, by id.
     """
 
-    def __init__(
-        self,
-        configs: Sequence[RunConfig],
-        progress: SweepProgress,
-        effort: Effort,
-        crew: Crew,
-        stop: StopRequest,
-        plan: str | Mapping[str, str],
-        sources: Sources,
-    ) -> None:
-        self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
-        self.plan, self.sources = plan, sources
+    configs: InitVar[Sequence[RunConfig]]
+    progress: SweepProgress
+    effort: Effort
+    crew: Crew
+    stop: StopRequest
+    plan: str | Mapping[str, str]
+    sources: Sources
+    broken: dict[str, RunBroke] = field(default_factory=dict)
+    _any_finished: bool = False
+    _apart: set[str] = field(default_factory=set)  # runs of a broken block: one lane may have broken the others
+    _widest: float = inf  # lanes that fit into memory
+
+    def __post_init__(self, configs: Sequence[RunConfig]) -> None:
         self.store = Store(configs[0].store)
         self.left = {config.run_id: config for config in configs}
-        self.broken: dict[str, RunBroke] = {}
-        self._any_finished = False
-        self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
-        self._widest = inf  # lanes that fit into memory
 
     def train_all(self) -> bool:
         """Train all missing runs; False if a signal asked to stop."""
