@@ -43,7 +43,7 @@ suppress_warnings = ["myst.header"]
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
-autodoc_typehints = "signature"
+autodoc_typehints = "none"  # parameters are annotated with their help
 autodoc_member_order = "bysource"
 pygments_style = "friendly"
 # Docstrings use single backticks for code, and options begin with two hyphens.

@@ -153,7 +153,7 @@ def documented(function: F) -> F:
         hints = [each.help for each in getattr(parameter.annotation, "__metadata__", ()) if each.help]
         text = hints[0] if hints else _HIDDEN.get(name)
         if text and f"\n    {name}: " not in doc:
-            lines.append(f"    {name}: {text[:1].lower()}{text[1:]}")
+            lines.append(f"    {name}: {text if text[1:2].isupper() else text[:1].lower() + text[1:]}")
     head, mark, tail = doc.partition("\nArgs:\n")
     if not mark:
         head, _, tail = doc.partition("\nRaises:")
