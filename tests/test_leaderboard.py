@@ -10,9 +10,9 @@ import torch
 
 from bench.api.boards import BOARD_NAMES
 from bench.check.report import Report, Verdict, Word, write_verdict
-from bench.results.render import FORMATS, markdown
+from bench.results.render import FORMATS
 from bench.store.store import Store
-from tests.entered import add_tuned, board, keep, make_run, seeds
+from tests.entered import add_tuned, keep, make_run, seeds
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 
@@ -37,7 +37,6 @@ def strict(text: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--columns finl", "unknown column 'finl'; did you mean 'final'?"),
         ("--label adm=x", "unknown row of --label 'adm'; did you mean 'adam'?"),
         ("--label adam", "--label adam: write NAME=TEXT"),
         ("--label adam=x --label sgd=x", "2 rows of mnist, max_steps 100 would be called 'x'; give"),
@@ -47,21 +46,6 @@ def strict(text: str) -> Any:
 def test_columns_and_labels_that_are_not_there(store, cli, words, message):
     keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [0.5, 0.6, 0.7]))
     assert message in cli("leaderboard", *words.split()).err
-
-
-def test_a_paper_has_its_own_names_and_columns(store, cli):
-    keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [2e-5, 3e-5, 2e-5]))
-    words = ("--label", "sgd=Our method", "--label", "adam=Adam", "--columns", "final", "--reference", "adam")
-    page = cli("leaderboard", *words, "--format", "tex").out
-    rows = [line for line in page.splitlines() if " & " in line]
-    assert rows[0] == "optimizer & test accuracy \\\\"
-    assert rows[1].startswith("Adam & 0.6 [")
-    assert rows[2].startswith("Our method & $2.333\\cdot10^{-5}$ [")
-    drawn = cli("plot", "forest", *words[:4], "--reference", "adam", "--no-caption", "-o", store / "f.svg")
-    assert drawn.code == 0, drawn.err
-    text = (store / "f.svg").read_text()
-    assert "Our method" in text
-    assert "common seeds" not in text
 
 
 def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
@@ -149,41 +133,7 @@ def test_boards_are_asked_for_by_name(cli, filled):
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_board_replaces_only_what_its_markers_enclose(cli, filled, tmp_path):
-    path, marks = (
-        tmp_path / "README.md",
-        "before\n<!-- leaderboard quality -->\nold\n<!-- /leaderboard -->\nafter ü\n",
-    )
-    path.write_bytes(marks.encode())
-    path.chmod(0o640)
-    (tmp_path / "link.md").symlink_to(path)
-    for _ in range(2):
-        answer = cli("leaderboard", "--reference", "adam", "--into", tmp_path / "link.md")
-        assert (answer.code, answer.out) == (0, "")
-        text = path.read_bytes().decode()
-        assert text.startswith("before\n<!-- leaderboard quality -->\n#### Quality")
-        assert text.endswith("<!-- /leaderboard -->\nafter ü\n")
-        assert text.split("-->\n", 1)[1].rsplit("<!--", 1)[0] == markdown([board("quality", filled)], 4)
-    assert (tmp_path / "link.md").is_symlink()
-    assert path.stat().st_mode & 0o777 == 0o640
-
-
 BEGIN, END = "<!-- leaderboard quality -->", "<!-- /leaderboard -->"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", BEGIN.encode(), f"{END}{BEGIN}".encode(), f"{BEGIN}<!-- leaderboard speed -->{END}".encode(), b"\xff"],
-)
-def test_a_file_without_markers_stays_unchanged(cli, filled, tmp_path, content):
-    path = tmp_path / "README.md"
-    path.write_bytes(content)
-    answer = cli("leaderboard", "--into", path)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("bench: error: ")
-    assert answer.err.count("\n") == 1
-    assert path.read_bytes() == content
-    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
 
 
 # -- damaged stores ---------------------------------------------------------------------------------------------------
@@ -229,7 +179,7 @@ def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
         (("--target", "nan"), "not a finite number"),
         (("--target", "x"), "not a finite number"),
         (("--reference", "sgdd"), "did you mean 'sgd'"),
-        (("--settings", "worst"), "unknown --settings 'worst'"),
+        (("--settings", "worst"), "unknown settings 'worst'"),
     ],
 )
 def test_misspelt_words_are_one_line(cli, filled, words, says):

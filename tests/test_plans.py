@@ -174,10 +174,8 @@ def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     assert answer.code == 1
     assert answer.err.splitlines()[-1].startswith("bench: error: ")
     assert "this step is too long" in answer.err.splitlines()[-1]
-    rows = [line.removeprefix("*").split() for line in answer.out.splitlines()[2:6]]
-    assert [(row[0], row[1] == "failed", row[-1]) for row in rows] == [
-        ("0.1", False, "0/1"), ("0.2", True, "-"), ("0.4", False, "0/1"), ("0.8", False, "0/1"),
-    ]  # fmt: skip
+    rows = [line.removeprefix("*").split() for line in answer.out.splitlines()[2:5]]
+    assert [(row[0], row[-1]) for row in rows] == [("0.1", "0/1"), ("0.4", "0/1"), ("0.8", "0/1")]
     stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
 

@@ -1,4 +1,4 @@
-"""`bench claims`: the verdicts of all papers, from pages stored as data, and the documents that quote them."""
+"""`bench reproduce --claims`: the verdicts of all papers, from pages stored as data, and the documents that quote them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def pages(tmp_path: Path) -> Path:
 
 
 def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
-    answer = cli("claims", pages, "--json")
+    answer = cli("reproduce", pages, "--claims", "--json")
     assert answer.code == 0, answer.err
     (board,) = json.loads(answer.out)
     counts, claims = board["tables"]
@@ -62,44 +62,28 @@ def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
     assert board["notes"] == [CORRECTION, OURS]
 
 
-@pytest.mark.parametrize("kind", ["table", "md", "csv", "tex", "html"])
+@pytest.mark.parametrize("kind", ["txt", "md", "csv", "tex", "html"])
 def test_every_format_has_every_claim(cli: Any, pages: Path, kind: str) -> None:
-    answer = cli("claims", pages, "--format", kind)
-    assert answer.code == 0, answer.err
+    assert cli("reproduce", pages, "--claims", "-o", pages / f"claims.{kind}").code == 0
+    written = (pages / f"claims.{kind}").read_text("utf-8")
     for text in ("a2020/fig1", "small run: points to fails", "it falls"):
-        assert text in answer.out
-    assert cli("claims", pages, "-o", pages / f"claims.{kind}", "--format", kind).code == 0
-    assert (pages / f"claims.{kind}").read_text("utf-8") == answer.out
-
-
-def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> None:
-    target = tmp_path / "docs" / "page.md"
-    target.parent.mkdir()
-    marks = ("claims", "claims-by-experiment")
-    target.write_text("".join(f"<!-- leaderboard {name} -->\nstale\n<!-- /leaderboard -->\n" for name in marks))
-    assert cli("claims", pages, "--into", target).code == 0
-    text = target.read_text()
-    assert "stale" not in text
-    assert "* a2020: holds (1), depends on unpublished constants (1), small run: points to fails (1)\n" in text
-    assert "| [a2020/fig1](../pages/a2020/fig1/report.md) | holds | x |\n" in text
+        assert text in written
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of"),
-        (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'b2021'?"),
-        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
-        (("pages", "--into", "x.md", "--json"), "--into x.md: it writes Markdown; remove --json"),
-        (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
-        (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
+        (("empty",), "empty has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of"),
+        (("a2021",), "unknown paper 'a2021'"),
+        (("pages", "-o", "x.xml"), "-o x.xml: .xml names no format"),
     ],
 )
 def test_bad_requests_are_one_line(
     cli: Any, pages: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(pages.parent)
-    answer = cli("claims", *words)
+    Path("empty").mkdir()
+    answer = cli("reproduce", *words, "--claims")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith(f"bench: error: {message}")
     assert answer.err.count("\n") == 1
@@ -117,7 +101,7 @@ def test_bad_requests_are_one_line(
 )
 def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any, message: str) -> None:
     damage(pages / "b2021" / "fig1" / "claims.json")
-    answer = cli("claims", pages, "--json")
+    answer = cli("reproduce", pages, "--claims", "--json")
     assert answer.code == 1
     assert message in answer.err
     assert answer.err.count("\n") == 1
@@ -126,17 +110,18 @@ def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any
 
 def test_names_in_pages_do_no_harm(cli: Any, tmp_path: Path) -> None:
     page(tmp_path, "a2020/fig1", {"name": "<script>\x1b[31m|"}, experiment="a2020/<b>x|")
-    for kind in ("table", "md", "html"):
-        out = cli("claims", tmp_path, "--format", kind).out
+    for kind in ("txt", "md", "html"):
+        assert cli("reproduce", tmp_path, "--claims", "-o", tmp_path / f"claims.{kind}").code == 0
+        out = (tmp_path / f"claims.{kind}").read_text("utf-8")
         assert "\x1b" not in out
-        assert "<script>" not in out or kind == "table"
+        assert "<script>" not in out or kind == "txt"
 
 
 # -- what is shipped --------------------------------------------------------------------------------------------------
 
 
 def test_documents_quote_the_shipped_pages() -> None:
-    """The docs agree with the pages; `bench claims --into` updates them."""
+    """The docs agree with the pages; `make publish` updates them."""
     shipped = read(results_folder())
     assert not shipped.damaged
     text = (ROOT / "docs" / "results.md").read_text()

@@ -58,13 +58,12 @@ def effort_of(
         raise unknown("engine", str(engine), ENGINES)
     if workers is not None and workers != "auto":
         workers = str(number("workers", workers, 1, " or auto"))
-    for name, value in (("cluster", cluster), ("budget", budget)):
-        if value is not None and not (isinstance(value, str) and value.strip()):
-            raise UserError(f"--{name} {value!r}: it is empty" if value == "" else f"{name}={value!r}: write text")
+    if cluster is not None and not str(cluster).strip():
+        raise UserError(f"--cluster {cluster!r}: it is empty")
     try:
-        spent = None if budget is None else read_budget(budget)
+        spent = None if budget is None else read_budget(str(budget))
     except ValueError as error:
-        raise UserError(f"--budget {budget}: {error}") from None
+        raise UserError(f"--budget {budget or repr('')}: {error}") from None
     return Effort(engine or "auto", number("width", width, 1), workers, cluster, spent)  # type: ignore[arg-type]
 
 
@@ -249,5 +248,5 @@ def names_of(argument: str, given: Names | None) -> list[str] | None:
     if isinstance(words, Sequence) and all(isinstance(word, str) for word in words):
         if names := [name for word in words for name in parts(word)]:
             return names
-        raise UserError(f"--{argument} {','.join(words)}: it is empty; write A,B")
+        raise UserError(f"--{argument} {','.join(words) or repr('')}: it is empty; write A,B")
     raise UserError(f"{argument}={given!r}: write a name or a list of names")

@@ -99,9 +99,8 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
             result = run(config, rerun=rerun, progress=progress, tuned_by=sources.get((config.task, config.opt)))
     elif is_command:
         note(f"already stored{', so nothing goes to a logger' * bool(config.logger)}; --rerun trains again")
-    if result.status == "killed":
-        shown = str(Run(result, config.store))
-        raise KeyboardInterrupt(f"{shown}\nrun {result.run_id} was stopped and saved; the same call continues")
+    if result.status == "killed" and not is_command:
+        raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")
     return Run(result, config.store)
 
 

@@ -45,7 +45,7 @@ def on_command_line(parameter: inspect.Parameter) -> inspect.Parameter | None:
         return None
     if hint.n_tokens is not None:
         kind = list[str] if hint.n_tokens < 0 else str
-        repeated = None if parameter.name not in ("task", "opt") or kind is not str else False
+        repeated = parameter.name not in ("task", "opt") or kind is not str
         plain = Parameter(help=hint.help, alias=hint.alias, allow_repeating=repeated)
         default = parameter.default if parameter.default is parameter.empty else None
         parameter = parameter.replace(annotation=Annotated[kind | None, plain], default=default)

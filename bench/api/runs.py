@@ -139,6 +139,11 @@ class Run(Shown):
         """
         return Runs([self]).figure(column)
 
+    @property
+    def code(self) -> int:  # type: ignore[override]
+        """130 if a signal stopped it."""
+        return 130 if self.status == "killed" else 0
+
     def as_json(self) -> dict[str, Any]:
         """Ten fields, and the specimen if the task has one; numbers are finite or null."""
         return result_json(self.result, self.store)

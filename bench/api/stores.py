@@ -1,7 +1,10 @@
 """Functions on whole stores: sql and merge."""
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.output import Answer, format_of, open_stores, remark, warn_of, write
 from bench.text import counted
@@ -13,8 +16,6 @@ def sql(query: str, folders: Sequence[Path], out: Path | None, format: str | Non
     Raises:
         UserError: the statement is invalid.
     """
-    import json
-
     from bench.browse.sql import STREAMS, ask, written
 
     kind = format or ("table" if out is None else format_of(out, STREAMS))
@@ -25,8 +26,14 @@ def sql(query: str, folders: Sequence[Path], out: Path | None, format: str | Non
         write(out, written(answer, kind, to_file=True))
         return Answer(None, [], code)
     text = written(answer, kind, to_file=False)
-    rows = json.loads(text) if kind == "json" else None
+    rows = partial(_as_rows, answer)
     return Answer(rows, text.rstrip("\n").split("\n"), code)
+
+
+def _as_rows(answer: Any) -> Any:
+    from bench.browse.sql import written
+
+    return json.loads(written(answer, "json", to_file=False))
 
 
 def merge(sources: Sequence[Path], destination: Path) -> Answer:

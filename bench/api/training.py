@@ -92,7 +92,7 @@ def in_time(effort: Effort, work: Callable[[], object]) -> None:
     """
     from bench.train.stop import deadline
 
-    budget = effort.budget
+    budget, done = effort.budget, None
     with redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
         done = work()
     if done:

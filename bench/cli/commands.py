@@ -129,12 +129,12 @@ def parse(name: str, words: Sequence[str]) -> Call:
 
 def _split(name: str, words: Sequence[str]) -> Words:
     """Take settings in dotted form and `--json` off."""
-    split, rest = Words(), list(words)
+    split, rest, free = Words(), list(words), list[str]()
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
-        if not option.startswith("--") or len(option.split()) != 1:
-            split.rest.append(word)
+        if not option.startswith("--") or len(option.split()) != 1:  # such as a query that begins with a comment
+            (free if option.startswith("--") else split.rest).append(word)
             continue
         key = option[2:].replace("-", "_")
         group, dot, _ = key.partition(".")
@@ -152,6 +152,8 @@ def _split(name: str, words: Sequence[str]) -> Words:
             raise UserError(f"--{key} needs a value: --{key} VALUE")
         else:
             split.settings[key] = True  # --task.flip; an option that is not boolean will lack its value
+    if free:
+        split.rest += ["--", *free]
     return split
 
 

@@ -82,7 +82,7 @@ def doctor(data: Path, store: Path) -> Answer:
     lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in diagnoses)))
     end = f"{failed} FAIL: fix them as the lines say" if failed else "everything found here works"
     return Answer(
-        {"ok": not failed, "diagnoses": [vars(each) for each in diagnoses]}, [*lines, "", end], int(failed > 0)
+        {"ok": not failed, "diagnoses": [each._asdict() for each in diagnoses]}, [*lines, "", end], int(failed > 0)
     )
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 ENGINES = ("auto", "lanes", "lightning")
 """Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 Engine = Literal["auto", "lanes", "lightning"]
-CONTINUES = "the same call continues"
+CONTINUES = "the same command continues"
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,14 @@ def results_of(
             from bench.execute.execute import execute
             from bench.train.stop import deadline
 
+        done = False
         # Pass all runs, also the stored ones: the blocks depend on all.
         with redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
             done = execute(configs, progress, effort, plan=plan, sources=sources)
         if not done:
-            why = f"the budget of {budget.text} is spent" if budget and spent() else "stopped"
             stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
-            raise KeyboardInterrupt(f"{why}; {stored}, and {CONTINUES}")
+            over = budget is not None and spent() and f"the budget of {budget.text} is spent; {stored}"
+            raise KeyboardInterrupt(f"{over or 'stopped; finished runs are stored'}, and {CONTINUES}")
     else:
         progress.say(f"all {len(configs)} runs are stored")
     stored = store.finished_all(config.run_id for config in configs)

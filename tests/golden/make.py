@@ -68,7 +68,7 @@ def run_ids() -> Iterator[dict[str, Any]]:
 
 def claims() -> Iterator[dict[str, Any]]:
     """The verdict on each shipped claim."""
-    for table in json.loads(run("claims --json"))[0]["tables"]:
+    for table in json.loads(run("reproduce --claims --json"))[0]["tables"]:
         if table["title"] == "claims":
             for row in table["rows"]:
                 yield {"experiment": row["experiment"], "claim": row["claim"], "verdict": row["said"]}
