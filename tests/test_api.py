@@ -282,7 +282,7 @@ def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store
         (lambda: bench.tune("synthetic", "ngd", sampler="best"), "unknown sampler 'best'"),
         (
             lambda: bench.sweep("synthetic", "ngd", lr=[0.1], workers=0),
-            "--workers 0: it must be at least 1",
+            "--workers 0: write how many (--workers 2), or auto",
         ),
         (lambda: bench.fit("synthetic", "ngd", seeds=2, engine=5), "unknown engine '5'"),
         (lambda: bench.compare("synthetic", 5), "opt=5: write a name, a class, or a list of them"),

@@ -1,4 +1,4 @@
-"""`bench reproduce --claims`: the verdicts of all papers, from pages stored as data, and the documents that quote them."""
+"""`bench reproduce --claims`: the verdicts of all papers, from pages stored as data, and what quotes them."""
 
 import json
 from pathlib import Path

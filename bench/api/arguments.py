@@ -56,18 +56,18 @@ def effort_of(
     """
     if engine is not None and engine not in ENGINES:
         raise unknown("engine", str(engine), ENGINES)
-    if workers is not None and workers != "auto":
-        workers = str(number("workers", workers, 1, " or auto"))
     if cluster is not None and not str(cluster).strip():
         raise UserError(f"--cluster {cluster!r}: it is empty")
     try:
         spent = None if budget is None else read_budget(str(budget))
     except ValueError as error:
         raise UserError(f"--budget {budget or repr('')}: {error}") from None
-    return Effort(engine or "auto", number("width", width, 1), workers, cluster, spent)  # type: ignore[arg-type]
+    return Effort(
+        engine or "auto", number("width", width, 1), None if workers is None else str(workers), cluster, spent
+    )  # type: ignore[arg-type]
 
 
-def number(name: str, value: int | str | None, least: int | None = None, also: str = "") -> Any:
+def number(name: str, value: int | str | None, least: int | None = None) -> Any:
     """A whole number, also as a word; None stays.
 
     Raises:
@@ -81,7 +81,7 @@ def number(name: str, value: int | str | None, least: int | None = None, also: s
         result = int(value)
     except (TypeError, ValueError):
         shown = value if isinstance(value, str) else repr(value)
-        raise UserError(f"--{name} {shown}: it must be a whole number{also}") from None
+        raise UserError(f"--{name} {shown}: it must be a whole number") from None
     if least is not None and result < least:
         raise UserError(f"--{name} {value}: it must be at least {least}")
     return result
