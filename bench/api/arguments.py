@@ -4,13 +4,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.api.parameters import Names, Opt, Place, Seeds, Settings
 from bench.api.source import name_of
 from bench.config.values import parts, place, read_budget, read_seeds
 from bench.errors import UserError, unknown
-from bench.execute import ENGINES, Effort
+from bench.execute import ENGINES, Effort, Engine
 from bench.progress import hearing
 from optimizers.plugins import PluginError
 
@@ -62,9 +62,8 @@ def effort_of(
         spent = None if budget is None else read_budget(str(budget))
     except ValueError as error:
         raise UserError(f"--budget {budget or repr('')}: {error}") from None
-    return Effort(
-        engine or "auto", number("width", width, 1), None if workers is None else str(workers), cluster, spent
-    )  # type: ignore[arg-type]
+    crew = None if workers is None else str(workers)
+    return Effort(cast(Engine, engine or "auto"), number("width", width, 1), crew, cluster, spent)
 
 
 def number(name: str, value: int | str | None, least: int | None = None) -> Any:
