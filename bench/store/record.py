@@ -1,5 +1,6 @@
 """The record of a run: settings, outcome, and everything needed to compare it without imports."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -193,10 +194,16 @@ class RunResult:
 
 
 def made_on(runs: Sequence[RunResult]) -> str:
-    """Machines, versions and days of runs, in words."""
-    machines = sorted({run.machine for run in runs})
-    versions = sorted(
-        {f"{name} {run.versions.get(name, 'unknown')}" for name in ("torch", "lightning") for run in runs}
-    )
-    days = sorted(run.begun[:10] for run in runs)
-    return ", ".join(["; ".join(machines), *versions, " to ".join(dict.fromkeys([days[0], days[-1]]))])
+    """Processors, threads, versions and days of runs, in words."""
+    machines: dict[str, set[str]] = {}
+    for run in runs:
+        name = str(run.environment.get("gpu") or run.environment.get("cpu") or "an unknown machine")
+        threads = f"{n} thread{'s' * (n != 1)}" if (n := run.environment.get("threads")) else "unknown threads"
+        machines.setdefault(threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", name))
+    places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
+    versions = {
+        name: sorted({str(run.versions.get(name, "unknown")) for run in runs}) for name in ("torch", "lightning")
+    }
+    days = sorted({min(days), max(days)}) if (days := [run.begun[:10] for run in runs]) else []
+    packages = [f"{name} {' or '.join(several)}" for name, several in versions.items()]
+    return ", ".join(["; ".join(places), *packages, " to ".join(days)])
