@@ -289,7 +289,7 @@ def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store
         (lambda: bench.load(5), "store=5: write a path"),
         (lambda: bench.fit("synthetic", "ngd", store=5), "store=5: write a path"),
         (lambda: bench.leaderboard(board=3), "board=3: write a name or a list of names"),
-        (lambda: bench.leaderboard(board=[]), "--board : it is empty"),
+        (lambda: bench.leaderboard(board=[]), "--board '': it is empty"),
         (lambda: bench.plot([]), "unknown chart '[]'"),
         (lambda: bench.plot("curves", y=3), "y=3: write the name of a column"),
         (lambda: bench.leaderboard(board="quality", task=3), "task=3: write a name or a list of names"),
