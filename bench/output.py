@@ -38,7 +38,7 @@ class Shown:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer(Shown):
     """A result without methods of its own.
 
@@ -58,6 +58,8 @@ class Answer(Shown):
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+    __repr__ = __str__
 
 
 def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":

@@ -134,6 +134,8 @@ def test_every_public_name_is_there() -> None:
     with pytest.raises(AttributeError, match="module 'bench' has no attribute 'nothing'"):
         bench.nothing  # type: ignore[attr-defined]  # noqa: B018
     importlib.import_module("bench.api.comparison")  # which must not hide the function
+    importlib.import_module("bench.check")
+    assert "resume" in str(bench.check(list=True))
     assert callable(bench.compare)
 
 

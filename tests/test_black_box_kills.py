@@ -24,10 +24,9 @@ COMMANDS = {
     "sweep": f"sweep {SMALL} --opt ngd --opt.lr 0.01:1:4 --seeds 2 --engine lanes --width 4 --trainer.max_steps 4000",
     "tune": f"tune {SMALL} --opt ngd --trials 3 --seeds 1 --report_seeds 1 --workers 2 --engine lightning"
     " --trainer.max_steps 400 --out tuned",
-    "compare": f"compare {SMALL} --opt ngd --opt.lr 0.1,1 --opt.gd.lr 0.1,1 --engine lightning --trainer.max_steps 400",
 }
 CLOCKS = {"seconds_to_target", "wall_s", "train_s", "begun", "plan"}
-PATIENCE = 900.0
+PATIENCE = 300.0
 """Seconds."""
 
 

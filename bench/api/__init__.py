@@ -288,7 +288,7 @@ def tune(
             places,
             sampler=sampler,
             trials=number("trials", trials),
-            seeds=seeds_text("seeds", seeds or 2),
+            seeds=seeds_text("seeds", 2 if seeds is None else seeds),
             report_seeds=seeds_text("report_seeds", 7 if report_seeds is None else report_seeds),
         )
         effort = effort_of(engine, workers, cluster, width, budget)
@@ -606,7 +606,7 @@ def check(
     out: Annotated[
         Sequence[p.Place] | p.Place | None,
         words(
-            "File of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output); may be"
+            "File of the matrix: .html, .md or .json (default: Markdown on standard output); may be"
             " given several times.",
             "-o",
         ),
@@ -783,7 +783,7 @@ def sql(
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
-    Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
+    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
     settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
     task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
 
@@ -833,6 +833,7 @@ def data(
     """
     from bench.commands import data as files
 
+    check_known("word", [str(what)], ("status", "prepare"))
     with session():
         return files.data(what, task, folder_of("data", data), dict(settings or {}))
 
@@ -879,6 +880,8 @@ def merge(*folders: Annotated[p.Place, word("Stores, which are only read, and la
 
     if len(folders) < 2:
         raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
+    if None in folders:
+        raise UserError(f"folders={folders!r}: write paths")
     *sources, destination = [path for each in folders if (path := path_of("store", each)) is not None]
     return stores.merge(sources, destination)
 

@@ -14,6 +14,9 @@ from bench.execute import ENGINES, Effort, Engine
 from bench.progress import hearing
 from optimizers.plugins import PluginError
 
+MOST_WORKERS = 10_000
+"""More are probably a typo. Ours."""
+
 
 @contextmanager
 def session(*, progress: bool = True) -> Iterator[None]:
@@ -56,6 +59,8 @@ def effort_of(
     """
     if engine is not None and engine not in ENGINES:
         raise unknown("engine", str(engine), ENGINES)
+    if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
+        raise UserError(f"--workers {workers or repr('')}: write how many (--workers 2), or auto")
     if cluster is not None and not str(cluster).strip():
         raise UserError(f"--cluster {cluster!r}: it is empty")
     try:

@@ -144,7 +144,9 @@ def leaderboard(chosen: Chosen, names: Sequence[str] | None, out: Path | None, k
     if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
     left_out = [text for several in chosen.left_out.values() for text in several]
-    first = summary(chosen.entries) if names is None and kind == "table" and out is None else None
+    first = None if out is None else ""
+    if names is None and kind == "table" and out is None:
+        first = summary(chosen.entries)
     table = Table(boards, tuple(dict.fromkeys(left_out)), kind, code, first)
     if out is not None:
         write(out, written(boards, kind, out))

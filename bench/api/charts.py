@@ -21,6 +21,8 @@ def report(choose: Callable[[], Chosen], out: Path) -> Answer:
     """
     from bench.plots.report import page, stores_in_words
 
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"-o {out}: the report is a page; name a file that ends in .html")
     if out.is_dir():
         raise UserError(f"-o {out}: it is a folder; name a file, such as -o {out / 'report.html'}")
     if not out.exists():

@@ -87,7 +87,7 @@ class Table(Shown):
         return as_json(self.boards)
 
     def __str__(self) -> str:
-        return (self.first or written(self.boards, self.format, None)).rstrip("\n")
+        return (written(self.boards, self.format, None) if self.first is None else self.first).rstrip("\n")
 
     def _repr_html_(self) -> str:
         return html_fragment([*self.boards, *([Board("notes", "", [], list(self.notes))] if self.notes else [])])

@@ -77,7 +77,7 @@ def summary(collected: Collected) -> str:
         table.rows.append({"opt": f"{'● ' * (name in ours)}{name}", **cells})
     notes = [
         " ".join(LEGEND),
-        *["● your own optimizers"] * bool(ours),
+        *["● with runs in your stores"] * bool(ours),
         "; ".join(dict.fromkeys(collected.no_reference(p) for p in problems if collected.reference_of(p) is None)),
         f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --all" if theirs else "",
         "boards with intervals: bench leaderboard --all; one row: --explain OPTIMIZER; one page: bench report",

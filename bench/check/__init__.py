@@ -13,7 +13,10 @@ an error may be. It fails with an `AssertionError`, and skips what does not appl
 in a process of their own. Importing this package imports no torch.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from bench.check.catalogue import catalogue
@@ -51,3 +54,13 @@ def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None,
         for check in checks(quick=quick):
             cells.append(pytest.param(subject, check, id=f"{subject.spec.name}-{check.__name__[6:]}"))
     return pytest.mark.parametrize(("optimizer", "check"), cells)
+
+
+class _Package(ModuleType):
+    """Lets `bench.check(...)` call the function of the API also after this package has taken its name in `bench`."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return import_module("bench.api").check(*args, **settings)
+
+
+sys.modules[__name__].__class__ = _Package

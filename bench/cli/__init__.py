@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
+from bench.machine import is_main_process
 from bench.output import remark
 from bench.text import strict_json
 from optimizers.plugins import PluginError, foreign
@@ -115,6 +116,8 @@ def dispatch(words: list[str]) -> int:
     words = [word for i, word in enumerate(words) if i != words.index(name)]
     call = parse(name, words)
     result = call.run()
+    if not is_main_process():  # another rank of a run on several devices
+        return result.code
     text = strict_json(result.as_json()) if call.json else str(result)
     if text:
         print(text)

@@ -1,6 +1,7 @@
 """From the words of a command line to the call of a function, with hints for misspelt words."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -93,7 +94,8 @@ def app_of(name: str) -> App:
 
     order = sorted(visible, key=lambda parameter: parameter.kind)
     command.__signature__ = inspect.Signature(order)
-    command.__doc__ = (function.__doc__ or "").partition("\nRaises:")[0]
+    text, mark, arguments = (function.__doc__ or "").partition("\nRaises:")[0].partition("\nArgs:")
+    command.__doc__ = re.sub(r"(?<=\S)\n(?=\S)", " ", text) + mark + arguments
     usual = Parameter(negative="", show_default=False, allow_repeating=True)
     app = App(name=f"bench {name}", help_flags=[], version_flags=[], default_parameter=usual, help_format="plaintext")
     app.default(command)
@@ -104,6 +106,10 @@ def options_of(name: str) -> list[str]:
     """The options of a command, with dashes."""
     visible = filter(None, map(on_command_line, inspect.signature(COMMANDS[name]).parameters.values()))
     return [*(f"--{each.name}" for each in visible if each.kind is each.KEYWORD_ONLY), "--json"]
+
+
+def _names_of(name: str) -> set[str]:
+    return {option.lstrip("-").replace("-", "_") for option in options_of(name)}
 
 
 def parse(name: str, words: Sequence[str]) -> Call:
@@ -134,7 +140,9 @@ def _split(name: str, words: Sequence[str]) -> Words:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
         if not option.startswith("--") or len(option.split()) != 1:  # such as a query that begins with a comment
-            (free if option.startswith("--") else split.rest).append(word)
+            if re.fullmatch(r"-[a-z_-]{2,}", option) and option.strip("-").replace("-", "_") in _names_of(name):
+                raise UserError(f"unknown option {option!r}; did you mean '-{option}'?")
+            (free if name == "sql" and option.startswith("--") else split.rest).append(word)
             continue
         key = option[2:].replace("-", "_")
         group, dot, _ = key.partition(".")
@@ -287,8 +295,6 @@ def unknown_option(name: str, given: str, value: str, words: Sequence[str]) -> U
     if "." in key and group in ("task", "opt", "trainer"):
         only = f", only {' and '.join(f'--{g}.*' for g in groups)}" if groups else ""
         return UserError(f"{given}: bench {name} has no such setting{only}; see `bench {name} -h`")
-    if given == "-out" or (key == "out" and not given.startswith("--")):
-        return UserError(f"unknown option {given!r}; did you mean '-o' or '--out'?")
     option = near.meant(given, known_options(name, *subject(words)))
     end = f"did you mean {option!r}?" if option else f"`bench {name} -h` lists the options"
     return UserError(f"unknown option {given!r}; {end}")
@@ -299,16 +305,11 @@ def _unexpected(name: str, free: Sequence[str], words: Sequence[str]) -> UserErr
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    start, options = f"unexpected word {free[0]!r}", options_of(name)
+    start = f"unexpected word {free[0]!r}"
     names = list(dict.fromkeys(each for text in free for each in text.split(",")))
     opts = [each for each in names if each in OPTIMIZERS or each.endswith(".py") or ":" in each]
     tasks = [each for each in names if each in TASKS]
-    if (
-        {"--task", "--opt"} <= {*options}
-        and name != "leaderboard"
-        and (opts or tasks)
-        and len(opts) + len(tasks) == len(names)
-    ):
+    if name in ("fit", "sweep", "tune", "compare") and (opts or tasks) and len(opts) + len(tasks) == len(names):
         task, before = subject(words)
         task = task or next(iter(tasks), "TASK")
         opts = list(dict.fromkeys([*before, *opts])) or ["OPTIMIZER"]

@@ -35,6 +35,7 @@ def command_help(name: str, words: Sequence[str] = ()) -> str:
     console = Console(file=file, width=width(), highlight=False)
     app_of(name).help_print(console=console)
     text = "\n".join(line.rstrip() for line in file.getvalue().strip().splitlines())
+    text += "\n" + "\n".join([*row("--json", "print only JSON"), *row("-h, --help", "print this help")])
     return "\n".join([text, *(_settings(name, words) if name in GROUPS else [])])
 
 

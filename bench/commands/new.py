@@ -25,7 +25,7 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
     from tasks import TASKS
 
     cls = "".join(part.capitalize() for part in name.split("_"))
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
         raise UserError(
             f"{name!r} cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
         )

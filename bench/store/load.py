@@ -25,9 +25,11 @@ class Damaged(Exception):
 
 
 def is_there(path: Path) -> os.stat_result | None:
-    """The `stat` result of a regular file; None if it does not exist or is a link."""
+    """The `stat` result of a regular file; None if it does not exist or is a link; `Damaged` if it is not permitted."""
     try:
         state = path.lstat()
+    except PermissionError as error:
+        raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     except OSError:
         return None
     return state if stat.S_ISREG(state.st_mode) else None

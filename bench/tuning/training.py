@@ -54,7 +54,10 @@ def carry_out_suite(
         check_places(todo)
         what = "fresh seeds" if studies[0].report else "tuning"
         if progress:
-            names, trials = listed([study.spec.opt for study in studies]), max(study.total for study in studies)
+            names, trials = (
+                listed([study.spec.opt for study in studies]),
+                max(max(study.total, study.trials) for study in studies),
+            )
             say(f"{spec.task}: {what} of {names}, {counted(trials, 'trial')} each")
         shown = SweepProgress(f"{spec.task}: {what}", spec.mode, enabled=progress)
         if not carry_out(studies, crew, effort, shown):
