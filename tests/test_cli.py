@@ -292,7 +292,7 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     samples |= {"--opt.rest": "adamw"}
-    switches = {"--tuned", "--rerun", "--dry_run"}
+    switches = {"--tuned", "--rerun", "--dry_run", "--json"}
     several = {"--engine": "auto", "--workers": "2", "--cluster": "a:1", "--seeds": "2", "--width": "2"}
     several |= {"--budget": "6h"}
     refused = set() if can_clip(opt) else {"--trainer.gradient_clip_val"}

@@ -139,11 +139,13 @@ def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
         except BaseException as error:
             done.set_exception(error)
 
-    Thread(target=into_future, daemon=True).start()  # the program does not wait for it at exit
+    thread = Thread(target=into_future, daemon=True)  # the program does not wait for it at exit
+    thread.start()
     try:
         return done.result()
     except KeyboardInterrupt:
         con.interrupt()
+        thread.join(5)  # DuckDB's thread must not outlive the interpreter
         raise
 
 
