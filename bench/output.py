@@ -22,13 +22,7 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 
 
 class Shown:
-    """A result that shows itself.
-
-    Attributes:
-        code: exit code of the command that prints it.
-    """
-
-    code: int = 0
+    """A result that shows itself; a command that prints it ends with its `code`, if it has one, else with 0."""
 
     def as_json(self) -> Any:
         """The result as `--json` prints it."""

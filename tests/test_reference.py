@@ -204,6 +204,16 @@ def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, 
     assert all(each["claimed"]["value"] > each["again"]["value"] + 9 for each in strict_json(answer.out))
 
 
+def test_a_run_with_a_damaged_curve_is_not_confirmed(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path / "copy")
+    for curve in (tmp_path / "copy").glob("*/done/curve.parquet"):
+        curve.write_bytes(curve.read_bytes()[:-100])
+    answer = cli("verify", tmp_path / "copy", "--runs", 1, "--json")
+    [row] = json.loads(answer.out)
+    assert (answer.code, row["verdict"], row["again"]) == (1, "refuted", None)
+    assert "cannot read the tables of run" in row["why"]
+
+
 def test_a_run_that_cannot_be_trained_here_stops_no_other(cli: Cli, tmp_path: Path) -> None:
     store = tmp_path / "runs"
     assert cli("fit", "--task", "synthetic", "--opt", "gd", "--trainer.max_steps", 20, "--store", store).code == 0

@@ -176,7 +176,7 @@ class Study(Shown):
     name: str = field(init=False)
 
     @property
-    def code(self) -> int:  # type: ignore[override]
+    def code(self) -> int:
         """1 if no trial has a score."""
         return int(self.result.best is None)
 
@@ -287,7 +287,7 @@ class Comparison(Shown):
     folder: Path | None = None
 
     @property
-    def code(self) -> int:  # type: ignore[override]
+    def code(self) -> int:
         """1 if an optimizer has no winner."""
         return int(any(study.result.best is None for study in self.studies.values()))
 

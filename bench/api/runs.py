@@ -140,7 +140,7 @@ class Run(Shown):
         return Runs([self]).figure(column)
 
     @property
-    def code(self) -> int:  # type: ignore[override]
+    def code(self) -> int:
         """130 if a signal stopped it."""
         return 130 if self.status == "killed" else 0
 

@@ -46,7 +46,9 @@ def request(
 def dry_run(request: Request, effort: Effort) -> Answer:
     """The runs with the settings that distinguish them."""
     names, resolved = ("opt", *request.varied, "seed"), [settings_of(each.model_dump()) for each in request.configs]
-    return runs.dry_run(request.configs, effort, ({k: own[k] for k in names if k in own} for own in resolved))
+    return runs.dry_run(
+        request.configs, effort, ({k: settings[k] for k in names if k in settings} for settings in resolved)
+    )
 
 
 def default_folder(request: Request) -> Path:

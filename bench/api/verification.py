@@ -83,7 +83,12 @@ def verify(
     judged, named = list[Judged](), {"task": tasks or [], "opt": opts or []}
     with TemporaryDirectory() as place, redirect_stdout(sys.stderr):
         for run in drawn:
-            judged.append(_judged(run, stores.runs, named, {"data": data, "store": Path(place)}))
+            try:
+                stores.tables(run.run_id)
+            except UserError as error:
+                judged.append(Judged(run, None, "refuted", str(error)))
+            else:
+                judged.append(_judged(run, stores.runs, named, {"data": data, "store": Path(place)}))
             note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 raise KeyboardInterrupt

@@ -116,11 +116,12 @@ def dispatch(words: list[str]) -> int:
     words = [word for i, word in enumerate(words) if i != words.index(name)]
     call = parse(name, words)
     result = call.run()
+    code: int = getattr(result, "code", 0)
     if not is_main_process():  # another rank of a run on several devices
-        return result.code
+        return code
     text = strict_json(result.as_json()) if call.json else str(result)
     if text:
         print(text)
     if failed := getattr(result, "failed", None):
         raise RunFailed(failed)
-    return result.code
+    return code

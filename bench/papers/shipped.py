@@ -1,4 +1,4 @@
-"""`bench claims`: the verdicts on the claims of all papers, read from `claims.json` of their pages."""
+"""`bench reproduce --claims`: the verdicts on the claims of all papers, read from `claims.json` of their pages."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Threads of torch on a CPU: one for small models, whose steps take longer with several if other programs run."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 
@@ -32,13 +31,3 @@ def limit_threads(parameters: Iterable[torch.Tensor]) -> None:
             torch.set_num_threads(1)
     elif _before is not None and now == 1:
         set_threads(_before)
-
-
-@contextmanager
-def same_threads() -> Iterator[None]:
-    """Restore the number of threads at the end."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        set_threads(before)
