@@ -60,7 +60,7 @@ def effort_of(
     if engine is not None and engine not in ENGINES:
         raise unknown("engine", str(engine), ENGINES)
     if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
-        raise UserError(f"--workers {workers or repr('')}: write how many (--workers 2), or auto")
+        raise UserError(f"--workers {repr('') if workers == '' else workers}: write how many (--workers 2), or auto")
     if cluster is not None and not str(cluster).strip():
         raise UserError(f"--cluster {cluster!r}: it is empty")
     try:
