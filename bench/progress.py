@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _doing: list[str] = []
 _hearers: list[Callable[[str], object]] = []
+_silent = False
 
 
 @contextmanager
@@ -43,6 +44,23 @@ def hearing(hear: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         _hearers.pop()
+
+
+@contextmanager
+def silenced(quiet: bool) -> Iterator[None]:
+    """Show neither progress nor notes within the context, if `quiet`."""
+    global _silent
+    before = _silent
+    _silent = before or quiet
+    try:
+        yield
+    finally:
+        _silent = before
+
+
+def is_silent() -> bool:
+    """Whether progress and notes are not shown."""
+    return _silent
 
 
 def _hear(what: str) -> None:
@@ -381,12 +399,12 @@ class StatusLine:
 
 def on_terminal() -> bool:
     """Whether standard error is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    return not _silent and sys.stderr is not None and sys.stderr.isatty()
 
 
 def say(line: str) -> bool:
     """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
-    if sys.stderr is None:
+    if sys.stderr is None or _silent:
         return False
     try:
         if _doing and not _hearers:

@@ -1,0 +1,148 @@
+"""What a public function is: flat parameters with their meaning, checked values, and a session."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from bench.api.arguments import effort_of, path_of, places_of, session, settings_of_call
+from bench.errors import UserError, unknown
+from bench.progress import silenced
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WORDS: Mapping[Any, str] = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "text", type: "a class", Path: "a path",
+    Sequence: "a list", Mapping: "a dictionary {NAME: VALUE}",
+}  # fmt: skip
+
+
+def public(*, trains: bool = False) -> Callable[[F], F]:
+    """Complete a function: its shared parameters appear one by one, and their values have the declared types.
+
+    Args:
+        trains: whether torch may get another number of threads, which is undone.
+    """
+
+    def complete(function: F) -> F:
+        signature, shared = _flat(inspect.signature(function))
+
+        @wraps(function)
+        def call(*args: Any, **more: Any) -> Any:
+            try:
+                bound = signature.bind(*args, **more)
+            except TypeError as error:
+                raise UserError(f"bench.{function.__name__.rstrip('_')}: {error}") from None
+            for name, value in bound.arguments.items():
+                kind = signature.parameters[name].kind
+                for each in value if kind is inspect.Parameter.VAR_POSITIONAL else [value]:
+                    if kind is not inspect.Parameter.VAR_KEYWORD:
+                        _check(name, each, signature.parameters[name].annotation)
+            with silenced(not more.get("progress", True)):
+                if not trains:
+                    with session():
+                        return function(*args, **more)
+                from bench.api.training import training
+
+                with training(True):
+                    return function(*args, **more)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = _documented(function, shared)
+        return call  # type: ignore[return-value]
+
+    return complete
+
+
+def _flat(signature: inspect.Signature) -> tuple[inspect.Signature, Any]:
+    """The signature with the keys of `**more: Unpack[...]` as parameters, and the type that has them."""
+    *parameters, last = signature.parameters.values()
+    if last.kind is not last.VAR_KEYWORD:
+        return signature, None
+    (shared,) = get_args(last.annotation)
+    for name, kind in get_type_hints(shared).items():
+        parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=kind))
+    if getattr(shared, "__extra_items__", None) is Any:
+        parameters.append(last.replace(name="hyperparameters", annotation=Any))
+    return signature.replace(parameters=parameters), shared
+
+
+def _documented(function: Callable[..., Any], shared: Any) -> str:
+    """The docstring, with the meaning of shared parameters at the end of its section `Args:`."""
+    head, mark, tail = (inspect.getdoc(function) or "").partition("\n\nRaises:")
+    lines = list(dict.fromkeys(_attributes(shared)))
+    if lines and "\n\nArgs:\n" not in head:
+        lines = ["\nArgs:", *lines]
+    return "\n".join([head, *lines]) + mark + tail
+
+
+def _attributes(shared: Any) -> list[str]:
+    """The section `Attributes:` of a type and its bases."""
+    lines = [line for base in getattr(shared, "__orig_bases__", ()) for line in _attributes(base)]
+    return lines + (inspect.getdoc(shared) or "").partition("Attributes:\n")[2].splitlines()
+
+
+def meaning(function: Callable[..., Any], name: str) -> str:
+    """The meaning of a parameter, from a docstring."""
+    found = re.search(rf"^    {name}: (.*(?:\n     .*)*)", function.__doc__ or "", re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value of another type, and an empty word.
+
+    Raises:
+        UserError: it is one.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if isinstance(value, str) and not value.strip() and name not in ("data", "store"):
+        raise UserError(f"--{name} {value!r}: it is empty; write a value, or leave it out")
+    try:
+        TypeAdapter(kind).validate_python(value.tolist() if hasattr(value, "tolist") else value, strict=True)
+    except ValidationError:
+        kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
+        for each in (kind, *kinds):
+            if get_origin(each) is Literal:
+                raise unknown(name, str(value), get_args(each)) from None
+        words = dict.fromkeys(_WORDS[get_origin(each) or each] for each in kinds)
+        raise UserError(f"{name}={value!r}: write {' or '.join(words)}") from None
+
+
+class Call:
+    """The shared arguments of a call, read.
+
+    Args:
+        more: by name; what is no shared parameter is a hyperparameter.
+        task: name of the task, if settings need it.
+        opts: optimizers.
+        top: further settings without a group, such as `seed`.
+
+    Attributes:
+        places: folders of data and store.
+        effort: how runs are executed.
+        words: settings in dotted form.
+        config: file of settings.
+        dry_run, progress: as given.
+        command: words of the command line; None in Python.
+    """
+
+    def __init__(self, more: Mapping[str, Any], task: Any = None, opts: Iterable[Any] = (), **top: Any) -> None:
+        given = dict(more)
+
+        def taken(*names: str) -> dict[str, Any]:
+            return {name: given.pop(name, None) for name in names}
+
+        folders = taken("data", "store")
+        self.places = places_of(**folders)
+        self.efforts = taken("engine", "workers", "cluster", "width", "budget")
+        self.effort = effort_of(**self.efforts)
+        self.dry_run, self.progress = bool(given.pop("dry_run", False)), given.pop("progress", True)
+        self.config, self.command = path_of("config", given.pop("config", None)), given.pop("command", None)
+        top |= taken("data_seed", "precision", "device")
+        named = taken("task_options", "trainer", "settings")
+        self.words = settings_of_call(self.places["store"], task, list(opts), **named, hyperparameters=given, **top)
+        self.folders = {name: path for name, path in self.places.items() if folders[name] is not None}
