@@ -135,7 +135,7 @@ def test_every_public_name_is_there() -> None:
         bench.nothing  # type: ignore[attr-defined]  # noqa: B018
     importlib.import_module("bench.api.comparison")  # which must not hide the function
     importlib.import_module("bench.check")
-    assert "resume" in str(bench.check(list=True))
+    assert "resume" in str(bench.list_("checks"))
     assert callable(bench.compare)
 
 

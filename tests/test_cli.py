@@ -90,7 +90,7 @@ def test_help_lists_and_usage_errors_import_no_torch(words, code):
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
-    ("words", "code"), [("show deora2024/fig2", 0), ("reproduce --list", 0), ("reproduce fig2", 2)]
+    ("words", "code"), [("show deora2024/fig2", 0), ("list experiments", 0), ("reproduce fig2", 2)]
 )
 def test_experiments_are_described_without_torch_or_altair(words, code):
     program = (
@@ -510,8 +510,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
         ("xyzzy", "unknown command 'xyzzy'; known: quickstart, fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
-        ("list", "bench list needs WHAT: tasks, optimizers, runs, studies; see `bench list -h`"),
-        ("list plans", "unknown word 'plans'; known: tasks, optimizers, runs, studies"),
+        ("list", "bench list needs WHAT: tasks, optimizers, experiments, checks, runs, studies; see `bench list -h`"),
+        ("list plans", "unknown word 'plans'; known: tasks, optimizers, experiments, checks, runs, studies"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),

@@ -19,6 +19,9 @@ _WORDS: Mapping[Any, str] = {
     Sequence: "a list", Mapping: "a dictionary {NAME: VALUE}",
 }  # fmt: skip
 
+_surrogate = re.compile("[\ud800-\udfff]")
+"""Of bytes of a command line that are not UTF-8."""
+
 
 def public(*, trains: bool = False) -> Callable[[F], F]:
     """Complete a function: its shared parameters appear one by one, and their values have the declared types.
@@ -99,8 +102,11 @@ def _check(name: str, value: Any, kind: Any) -> None:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    if isinstance(value, str) and not value.strip() and name not in ("data", "store"):
-        raise UserError(f"--{name} {value!r}: it is empty; write a value, or leave it out")
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
+            raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
+        if isinstance(text, str | Path) and _surrogate.search(str(text)):
+            raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
     try:
         TypeAdapter(kind).validate_python(value.tolist() if hasattr(value, "tolist") else value, strict=True)
     except ValidationError:

@@ -38,7 +38,7 @@ class Quickstart(Shown):
     """The ranked table in plain words, and what to try next."""
 
     def __init__(self, board: "Board", plot: Path) -> None:
-        self.board, self.plot, self.verdict = board, plot, _said(board)
+        self.board, self.plot, self.verdict = board, plot, verdict_in_words(board)
 
     def as_json(self) -> dict[str, Any]:
         """Table, verdict and plot."""
@@ -57,13 +57,7 @@ class Quickstart(Shown):
 
 
 def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Quickstart:
-    """Train, rank and draw.
-
-    Raises:
-        UserError: the request is invalid.
-        RunFailed: as in `bench.execute.execute.execute`.
-        KeyboardInterrupt: it was stopped.
-    """
+    """Train, rank and draw."""
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
@@ -86,26 +80,22 @@ def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Quic
 
     collected = Collected.of(results, Store(places["store"]).tables)
     write(out, curves(collected).picture(out.suffix))
-    return Quickstart(_short(quality(collected)), out)
-
-
-def _short(board: "Board") -> "Board":
-    """The board with the columns `SHOWN`."""
+    board = quality(collected)
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
-    return replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
+    return Quickstart(replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[]), out)
 
 
-def _said(board: "Board") -> str:
-    """The verdicts in plain words."""
+def verdict_in_words(board: "Board") -> str:
+    """The verdicts of the board `quality` as sentences."""
     by_verdict: dict[str, list[str]] = {}
     for row in board.tables[0].rows:
         by_verdict.setdefault(row["verdict"], []).append(row["opt"])
-    ((reference,), said) = by_verdict.pop("reference"), []
+    ((reference,), parts) = by_verdict.pop("reference"), []
     for verdict, loss in (("better", "lower"), ("worse", "higher")):
         if names := by_verdict.pop(verdict, []):
-            said.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
+            parts.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
     unclear = [name for names in by_verdict.values() for name in names]
-    first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
+    first = f"After {STEPS} steps {', and '.join(parts)} than {reference}" if parts else "No verdict is decided"
     open_ = f" No significant difference from {reference}: {listed(unclear)}." if unclear else ""
     return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"

@@ -87,7 +87,7 @@ def _typed(parameter: inspect.Parameter) -> inspect.Parameter | None:
         return None
     hint = list[str] if several else reduce(or_, kinds)
     hint = hint if hint is bool else hint | None
-    default = parameter.default if parameter.default is parameter.empty else None
+    default = parameter.empty if parameter.default is parameter.empty else False if hint is bool else None
     plain = Parameter(
         alias="-o" if name == "out" else None,
         allow_repeating=several or name not in ("task", "opt"),
