@@ -20,8 +20,8 @@ from tests.tiny import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PLAIN = {
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna",
-    "numpy", "scipy", "typing-extensions", "pydantic", "pyyaml", "rich", "cyclopts", "pyarrow", "duckdb", "distributed", "jinja2",
-    "altair", "vl-convert-python", "pandas", "pillow", "pytest", "pytest-timeout", "pytest-xdist",
+    "numpy", "scipy", "pydantic", "pyyaml", "rich", "cyclopts", "pyarrow", "duckdb", "distributed", "jinja2",
+    "typing-extensions", "altair", "vl-convert-python", "pandas", "pillow", "pytest", "pytest-timeout", "pytest-xdist",
 }  # fmt: skip
 
 

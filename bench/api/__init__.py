@@ -9,34 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from bench.api.arguments import (
-    folder_of,
-    folders_of,
-    names_of,
-    number,
-    optimizers_of,
-    pairs_of,
-    path_of,
-    seeds_of,
-    seeds_text,
-    settings_of_call,
-)
+from bench.api import arguments as a
+from bench.api import parameters as p
 from bench.api.calls import Call, public
-from bench.api.parameters import (
-    Checking,
-    Choice,
-    Executing,
-    Fitting,
-    InStore,
-    InStores,
-    Names,
-    Opt,
-    Place,
-    Seeds,
-    Settings,
-    Stored,
-    WithData,
-)
 from bench.api.source import name_of
 from bench.errors import UserError, check_known
 from bench.output import Answer, Shown
@@ -54,7 +29,7 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 
 
 @public(trains=True)
-def quickstart(*, out: Place = "quickstart.png", **more: Unpack[InStore]) -> Shown:
+def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Shown:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
@@ -70,22 +45,22 @@ def quickstart(*, out: Place = "quickstart.png", **more: Unpack[InStore]) -> Sho
 
 @overload
 def fit(
-    task: str | None, opt: Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[Fitting]
+    task: str | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
 ) -> "Run": ...
 @overload
-def fit(task: str | None, opt: Opt | None, *, seeds: Seeds, **more: Unpack[Fitting]) -> "Runs": ...
+def fit(task: str | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
 @public(trains=True)
 def fit(
     task: str | None = None,
-    opt: Opt | None = None,
+    opt: p.Opt | None = None,
     *,
     seed: int | None = None,
-    seeds: Seeds | None = None,
+    seeds: p.Seeds | None = None,
     tuned: bool = False,
     resume: str | None = None,
     rerun: bool = False,
     logger: str | None = None,
-    **more: Unpack[Fitting],
+    **more: Unpack[p.Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
@@ -108,7 +83,7 @@ def fit(
     """
     from bench.api import fitting
 
-    several = None if seeds is None else seeds_of(seeds)
+    several = None if seeds is None else a.seeds_of(seeds)
     call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
     words = call.words | {name: path for name, path in call.folders.items() if name not in call.words}
     if resume is not None:
@@ -136,13 +111,13 @@ def fit(
 @public(trains=True)
 def sweep(
     task: str | None = None,
-    opt: Opt | Sequence[Opt] | None = None,
+    opt: p.Opt | Sequence[p.Opt] | None = None,
     *,
-    seeds: Seeds = 8,
+    seeds: p.Seeds = 8,
     tuned: bool = False,
-    out: Place | None = None,
+    out: p.Place | None = None,
     logger: str | None = None,
-    **more: Unpack[Fitting],
+    **more: Unpack[p.Fitting],
 ) -> "Sweep | Answer":
     """Train many settings and seeds, vectorised where that is faster, and show how results depend on them.
 
@@ -158,28 +133,28 @@ def sweep(
         out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
         logger: also log to tensorboard, csv or wandb (extras).
     """
-    call = Call(more, task, optimizers_of(opt), logger=logger)
+    call = Call(more, task, a.optimizers_of(opt), logger=logger)
     from bench.api import sweeping
 
-    request = sweeping.request(call.words, seeds_of(seeds), call.places, call.config, tuned=tuned)
+    request = sweeping.request(call.words, a.seeds_of(seeds), call.places, call.config, tuned=tuned)
     if call.dry_run:
         return sweeping.dry_run(request, call.effort)
-    folder = path_of("out", out) or (sweeping.default_folder(request) if call.command is not None else None)
+    folder = a.path_of("out", out) or (sweeping.default_folder(request) if call.command is not None else None)
     return sweeping.sweep(request, call.effort, folder, progress=call.progress, command=call.command)
 
 
 @public(trains=True)
 def tune(
     task: str | None = None,
-    opt: Opt | None = None,
+    opt: p.Opt | None = None,
     *,
     trials: int | None = None,
-    seeds: Seeds = 2,
-    report_seeds: Seeds = 7,
+    seeds: p.Seeds = 2,
+    report_seeds: p.Seeds = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
     storage: str | None = None,
-    out: Place | None = None,
-    **more: Unpack[Fitting],
+    out: p.Place | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Study | Answer":
     """Find an optimizer's hyperparameters on a task: trials on separate seeds, the winner on fresh seeds.
 
@@ -209,18 +184,23 @@ def tune(
         call.places,
         sampler=sampler,
         trials=trials,
-        seeds=seeds_text("seeds", seeds),
-        report_seeds=seeds_text("report_seeds", report_seeds),
+        seeds=a.seeds_text("seeds", seeds),
+        report_seeds=a.seeds_text("report_seeds", report_seeds),
     )
     if call.dry_run:
         return studies.dry_run(study, call.effort)
-    folder = path_of("out", out) or (Path("tuned") if call.command is not None else None)
+    folder = a.path_of("out", out) or (Path("tuned") if call.command is not None else None)
     return studies.tune(study, call.effort, folder, storage, progress=call.progress, command=call.command)
 
 
 @public(trains=True)
 def suite(
-    file: str, *, task: Names | None = None, opt: Names | None = None, out: Place = "tuned", **more: Unpack[Executing]
+    file: str,
+    *,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    out: p.Place = "tuned",
+    **more: Unpack[p.Executing],
 ) -> Answer:
     """Tune optimizers on tasks with equal numbers of trials, then run the winners on fresh seeds.
 
@@ -236,23 +216,23 @@ def suite(
     call = Call(more)
     from bench.api import studies
 
-    chosen = names_of("task", task), names_of("opt", opt)
+    chosen = a.names_of("task", task), a.names_of("opt", opt)
     return studies.suite(file, *chosen, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
 
 
 @public(trains=True)
 def compare(
-    task: Names | None = None,
-    opt: Opt | Sequence[Opt] | None = None,
+    task: p.Names | None = None,
+    opt: p.Opt | Sequence[p.Opt] | None = None,
     *,
-    against: Names | None = None,
+    against: p.Names | None = None,
     trials: int | None = None,
-    seeds: Seeds | None = None,
-    report_seeds: Seeds = 7,
+    seeds: p.Seeds | None = None,
+    report_seeds: p.Seeds = 7,
     no_reference: bool = False,
     anyway: bool = False,
-    out: Place | None = None,
-    **more: Unpack[Fitting],
+    out: p.Place | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Comparison | Answer":
     """Compare optimizers with a baseline: checks, tuning with equal budgets, fresh seeds, verdicts, a plot.
 
@@ -274,17 +254,17 @@ def compare(
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
-    call = Call(more, opts=optimizers_of(opt))
+    call = Call(more, opts=a.optimizers_of(opt))
     from bench.api import comparison
 
     request = comparison.Request(
         words=call.words,
         config=call.config,
-        tasks=names_of("task", task) or [],
-        against=names_of("against", against),
-        trials=number("trials", trials, 1),
-        seeds=None if seeds is None else seeds_text("seeds", seeds),
-        report_seeds=seeds_text("report_seeds", report_seeds),
+        tasks=a.names_of("task", task) or [],
+        against=a.names_of("against", against),
+        trials=a.number("trials", trials, 1),
+        seeds=None if seeds is None else a.seeds_text("seeds", seeds),
+        report_seeds=a.seeds_text("report_seeds", report_seeds),
         reference=not no_reference,
         anyway=anyway,
         places=call.places,
@@ -292,19 +272,21 @@ def compare(
         progress=call.progress,
     )
     return (
-        comparison.dry_run(request) if call.dry_run else comparison.compare(request, path_of("out", out), call.command)
+        comparison.dry_run(request)
+        if call.dry_run
+        else comparison.compare(request, a.path_of("out", out), call.command)
     )
 
 
 @public()
 def leaderboard(
-    board: Names | None = None,
+    board: p.Names | None = None,
     *,
     explain: str | None = None,
     format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
-    out: Place | None = None,
+    out: p.Place | None = None,
     target: float | None = None,
-    **choice: Unpack[Choice],
+    **choice: Unpack[p.Choice],
 ) -> "Table | Answer":
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
@@ -321,9 +303,9 @@ def leaderboard(
     """
     from bench.api import boards
 
-    file = path_of("out", out)
+    file = a.path_of("out", out)
     kind = boards.format_of_boards(file, format)
-    names = names_of("board", board)
+    names = a.names_of("board", board)
     check_known("board", names or [], [*boards.BOARD_NAMES, "all"])
     chosen = _chosen(choice, target)
     if explain is not None:
@@ -331,15 +313,15 @@ def leaderboard(
     return boards.leaderboard(chosen, names, file, kind)
 
 
-def _chosen(choice: Choice, target: float | None = None) -> Any:
+def _chosen(choice: p.Choice, target: float | None = None) -> Any:
     """The entries of the stored runs that a call selects."""
     from bench.api import boards
 
     return boards.requested(
-        folders_of(choice.get("store")),
-        tasks=names_of("task", choice.get("task")),
-        opts=names_of("opt", choice.get("opt")),
-        only=pairs_of("only", choice.get("only"), "NAME=VALUE, as in --only trainer.max_steps=1000"),
+        a.folders_of(choice.get("store")),
+        tasks=a.names_of("task", choice.get("task")),
+        opts=a.names_of("opt", choice.get("opt")),
+        only=a.pairs_of("only", choice.get("only"), "NAME=VALUE, as in --only trainer.max_steps=1000"),
         settings=choice.get("settings", "best"),
         shipped=not choice.get("no_reference", False),
         reference=choice.get("reference"),
@@ -348,7 +330,7 @@ def _chosen(choice: Choice, target: float | None = None) -> Any:
 
 
 @public()
-def report(*, out: Place = "report.html", **choice: Unpack[Choice]) -> Answer:
+def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
     """Write boards, charts and the commands behind each row as one HTML page that needs no network.
 
     The same store gives a bit-identical page. Exit code 1: a run could not be read.
@@ -367,10 +349,10 @@ def plot(
         "forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"
     ] = "forest",
     *,
-    out: Place | None = None,
+    out: p.Place | None = None,
     y: str = "loss",
     x: Literal["steps", "epochs", "seconds"] = "steps",
-    **choice: Unpack[Choice],
+    **choice: Unpack[p.Choice],
 ) -> "alt.TopLevelMixin | Answer":
     """Draw stored runs for a paper, one panel per problem.
 
@@ -389,21 +371,21 @@ def plot(
     """
     from bench.api import charts
 
-    return charts.plot(partial(_chosen, choice), chart, path_of("out", out), y, x)
+    return charts.plot(partial(_chosen, choice), chart, a.path_of("out", out), y, x)
 
 
 @public()
 def check(
-    optimizer: Opt | None = None,
+    optimizer: p.Opt | None = None,
     *,
     task: str | None = None,
-    matrix: Names | None = None,
-    out: Sequence[Place] | Place | None = None,
-    only: Names | None = None,
+    matrix: p.Names | None = None,
+    out: Sequence[p.Place] | p.Place | None = None,
+    only: p.Names | None = None,
     reference: str | None = None,
     quick: bool = False,
     limit: float = 30,
-    **more: Unpack[Checking],
+    **more: Unpack[p.Checking],
 ) -> Any:
     """Check that an optimizer or a task behaves as training code expects: resume, groups, schedules, closures, DDP, ...
 
@@ -429,7 +411,7 @@ def check(
     name = optimizer if optimizer is None else name_of(optimizer, call.places["store"])
     files = [Path(path) for path in ([out] if isinstance(out, str | Path) else out or [])]
     return checking.check(
-        name, task, names_of("matrix", matrix), files, names_of("only", only), reference, call.words, call.places,
+        name, task, a.names_of("matrix", matrix), files, a.names_of("only", only), reference, call.words, call.places,
         quick=quick, limit=limit,
     )  # fmt: skip
 
@@ -441,11 +423,11 @@ def reproduce(
     claims: bool = False,
     quick: bool = False,
     search: bool = False,
-    seeds: Seeds | None = None,
-    out: Place | None = None,
+    seeds: p.Seeds | None = None,
+    out: p.Place | None = None,
     device: str = "auto",
-    settings: Settings | None = None,
-    **more: Unpack[Executing],
+    settings: p.Settings | None = None,
+    **more: Unpack[p.Executing],
 ) -> Shown:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 
@@ -465,13 +447,13 @@ def reproduce(
     """
     from bench.api import papers
 
-    folder = path_of("out", out)
+    folder = a.path_of("out", out)
     if claims:
         return papers.claims(name, folder)
     call = Call(more)
-    changes = settings_of_call(call.places["store"], settings=settings)
+    changes = a.settings_of_call(call.places["store"], settings=settings)
     places = {**call.places, "device": changes.pop("device", device)}
-    version = papers.version(quick, search, None if seeds is None else seeds_text("seeds", seeds), changes)
+    version = papers.version(quick, search, None if seeds is None else a.seeds_text("seeds", seeds), changes)
     return papers.reproduce(name, folder, places, version, call.effort, dry=call.dry_run)
 
 
@@ -479,12 +461,12 @@ def reproduce(
 def list_(
     what: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
     *,
-    task: Names | None = None,
-    opt: Names | None = None,
-    status: Names | None = None,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    status: p.Names | None = None,
     since: str | None = None,
     all: bool = False,
-    **stores: Unpack[InStores],
+    **stores: Unpack[p.InStores],
 ) -> Answer:
     """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
 
@@ -503,9 +485,9 @@ def list_(
     from bench.api import listing
 
     store = stores.get("store")
-    filters = {"task": names_of("task", task), "opt": names_of("opt", opt), "status": names_of("status", status)}
+    filters = {"task": a.names_of("task", task), "opt": a.names_of("opt", opt), "status": a.names_of("status", status)}
     if what == "runs":
-        return listing.runs(folders_of(store), **filters, since=since, every=all, limit=None)
+        return listing.runs(a.folders_of(store), **filters, since=since, every=all, limit=None)
     given = {**filters, "since": since, "all": all or None, "store": None if what == "studies" else store}
     if extra := [name for name, value in given.items() if value is not None]:
         raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")
@@ -517,11 +499,11 @@ def list_(
         from bench.api import checking
 
         return checking.listed()
-    return listing.studies(folders_of(store)) if what == "studies" else listing.names(what)
+    return listing.studies(a.folders_of(store)) if what == "studies" else listing.names(what)
 
 
 @public()
-def show(name: str, **stores: Unpack[InStores]) -> Answer:
+def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
     For a run: result, settings, notes, and the commands that repeat, resume and plot it.
@@ -531,7 +513,7 @@ def show(name: str, **stores: Unpack[InStores]) -> Answer:
     """
     from bench.api import listing
 
-    return listing.show(name, folders_of(stores.get("store")))
+    return listing.show(name, a.folders_of(stores.get("store")))
 
 
 @public()
@@ -540,8 +522,8 @@ def sql(
     *,
     no_reference: bool = False,
     format: Literal["table", "md", "csv", "json"] | None = None,
-    out: Place | None = None,
-    **stores: Unpack[InStores],
+    out: p.Place | None = None,
+    **stores: Unpack[p.InStores],
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
@@ -557,11 +539,11 @@ def sql(
     """
     from bench.api.stores import sql
 
-    return sql(query, folders_of(stores.get("store")), path_of("out", out), format, reference=not no_reference)
+    return sql(query, a.folders_of(stores.get("store")), a.path_of("out", out), format, reference=not no_reference)
 
 
 @public()
-def load(store: Sequence[Place] | Place | None = None) -> "Runs":
+def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
     `Runs.damaged` lists what could not be read.
@@ -572,7 +554,7 @@ def load(store: Sequence[Place] | Place | None = None) -> "Runs":
     from bench.api.runs import Run, Runs
     from bench.store.stores import Stores
 
-    stores = Stores(folders_of(store) or [folder_of("store", None)])
+    stores = Stores(a.folders_of(store) or [a.folder_of("store", None)])
     runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
     return Runs(runs, list(map(str, stores.damaged)))
 
@@ -582,8 +564,8 @@ def data(
     what: Literal["status", "prepare"],
     *,
     task: str | None = None,
-    settings: Settings | None = None,
-    **more: Unpack[WithData],
+    settings: p.Settings | None = None,
+    **more: Unpack[p.WithData],
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
 
@@ -601,7 +583,7 @@ def data(
 
 
 @public()
-def doctor(**more: Unpack[Stored]) -> Answer:
+def doctor(**more: Unpack[p.Stored]) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
@@ -612,7 +594,7 @@ def doctor(**more: Unpack[Stored]) -> Answer:
 
 
 @public()
-def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = None) -> Answer:
+def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = None) -> Answer:
     """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
 
     Args:
@@ -622,11 +604,11 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = No
     """
     from bench.commands.new import new
 
-    return new(kind, name, path_of("out", out) or Path(name))
+    return new(kind, name, a.path_of("out", out) or Path(name))
 
 
 @public()
-def merge(*folders: Place) -> Answer:
+def merge(*folders: p.Place) -> Answer:
     """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
 
     Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an
@@ -645,13 +627,13 @@ def merge(*folders: Place) -> Answer:
 
 @public(trains=True)
 def verify(
-    path: Place | None = None,
+    path: p.Place | None = None,
     *,
     runs: int = 3,
     seed: int | None = None,
-    task: Names | None = None,
-    opt: Names | None = None,
-    **more: Unpack[WithData],
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    **more: Unpack[p.WithData],
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.
 
@@ -669,6 +651,6 @@ def verify(
     from bench.api.verification import verify
 
     return verify(
-        path_of("path", path), number("runs", runs, 1), number("seed", seed, 0), names_of("task", task),
-        names_of("opt", opt), Call(more).places["data"],
+        a.path_of("path", path), a.number("runs", runs, 1), a.number("seed", seed, 0), a.names_of("task", task),
+        a.names_of("opt", opt), Call(more).places["data"],
     )  # fmt: skip

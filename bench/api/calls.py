@@ -67,7 +67,8 @@ def _flat(signature: inspect.Signature) -> tuple[inspect.Signature, Any]:
         return signature, None
     (shared,) = get_args(last.annotation)
     for name, kind in get_type_hints(shared).items():
-        parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=kind))
+        default = name == "progress" if kind is bool else None
+        parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind))
     if getattr(shared, "__extra_items__", None) is Any:
         parameters.append(last.replace(name="hyperparameters", annotation=Any))
     return signature.replace(parameters=parameters), shared
