@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.cli.commands import COMMANDS
+from bench.cli.commands import COMMANDS, options_of
 from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
@@ -206,6 +206,10 @@ def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, mo
 def test_lists_have_a_line_for_each_name(cli):
     assert [line.split()[0] for line in cli("list", "tasks").out.splitlines()] == list(TASKS)
     assert [line.split()[0] for line in cli("list", "optimizers").out.splitlines()] == list(OPTIMIZERS)
+
+
+def test_options_are_few():
+    assert sum(len(options_of(name)[:-1]) for name in COMMANDS) <= 150  # without --json, which all commands have
 
 
 def test_without_words_help_is_shown(cli):

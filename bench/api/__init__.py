@@ -29,7 +29,7 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 
 
 @public(trains=True)
-def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Shown:
+def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.

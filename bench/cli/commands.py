@@ -3,12 +3,10 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
@@ -39,15 +37,8 @@ OF_A_RUN = ("seed", "data_seed", "precision", "device", "logger")
 """Settings without a group; a command takes those that its function has."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function with its arguments.
-
-    Attributes:
-        name: of the command.
-        positional, keywords: its arguments.
-        json: whether to print the result as JSON.
-    """
+class Call(NamedTuple):
+    """A command with the arguments of its function, and whether to print the result as JSON."""
 
     name: str
     positional: Sequence[Any]
@@ -55,11 +46,7 @@ class Call:
     json: bool
 
     def run(self) -> Any:
-        """Its result.
-
-        Raises:
-            UserError: a task, an optimizer or an experiment does not exist.
-        """
+        """The result."""
         _check_names(self)
         return COMMANDS[self.name](*self.positional, **self.keywords)
 
@@ -77,26 +64,26 @@ def _number(hint: Any, tokens: Sequence[Any]) -> int | str:
 
 def _typed(parameter: inspect.Parameter) -> inspect.Parameter | None:
     """A parameter with the type that the command line converts to; None if the command line does not have it."""
-    name, union = parameter.name, get_args(parameter.annotation)
-    is_union = NoneType in union or str in union
-    kinds = [kind for kind in (union if is_union else [parameter.annotation]) if kind is not NoneType]
-    lists = [get_args(kind)[0] for kind in kinds if get_origin(kind) is Sequence]
-    several = any(kind is not int for kind in lists)
-    kinds = [kind for kind in kinds if kind in (bool, int, float, str) or get_origin(kind) is Literal]
-    if name in ("progress", "command") or not (kinds or several) or parameter.kind is parameter.VAR_KEYWORD:
+    name, kind, annotation = parameter.name, parameter.kind, parameter.annotation
+    hints = get_args(annotation) if get_origin(annotation) is not Literal else [annotation]
+    lists = {get_args(hint)[0] for hint in hints if get_origin(hint) is Sequence} - {int}  # of seeds: one word
+    hints = [hint for hint in hints or [annotation] if hint in (bool, int, float, str) or get_origin(hint) is Literal]
+    if name in ("progress", "command") or not (hints or lists) or kind is parameter.VAR_KEYWORD:
         return None
-    hint = list[str] if several else reduce(or_, kinds)
-    hint = hint if hint is bool else hint | None
-    default = parameter.empty if parameter.default is parameter.empty else False if hint is bool else None
-    plain = Parameter(
-        alias="-o" if name == "out" else None,
-        allow_repeating=several or name not in ("task", "opt"),
-        converter=_number if int in kinds else None,
-    )
-    kind = parameter.kind
+    hint = list[str] if lists else reduce(or_, hints)
+    default: Any = False if hint is bool else None
     if kind is parameter.POSITIONAL_OR_KEYWORD:
         kind = parameter.KEYWORD_ONLY if name in ("task", "opt", "board") else parameter.POSITIONAL_ONLY
-    return parameter.replace(annotation=Annotated[hint, plain], kind=kind, default=default)
+    plain = Parameter(
+        alias="-o" if name == "out" else None,
+        allow_repeating=bool(lists) or name not in ("task", "opt"),
+        converter=_number if int in hints else None,
+    )
+    return parameter.replace(
+        annotation=Annotated[hint if hint is bool else hint | None, plain],
+        kind=kind,
+        default=parameter.empty if parameter.default is parameter.empty else default,
+    )
 
 
 def parameters_of(name: str) -> list[inspect.Parameter]:
