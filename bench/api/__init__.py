@@ -28,7 +28,7 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 ]  # fmt: skip
 
 
-@public(trains=True)
+@public
 def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
@@ -49,7 +49,7 @@ def fit(
 ) -> "Run": ...
 @overload
 def fit(task: str | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
-@public(trains=True)
+@public
 def fit(
     task: str | None = None,
     opt: p.Opt | None = None,
@@ -108,7 +108,7 @@ def fit(
     return fitting.fit_seeds(configs, call.effort, sources, progress=call.progress)
 
 
-@public(trains=True)
+@public
 def sweep(
     task: str | None = None,
     opt: p.Opt | Sequence[p.Opt] | None = None,
@@ -143,7 +143,7 @@ def sweep(
     return sweeping.sweep(request, call.effort, folder, progress=call.progress, command=call.command)
 
 
-@public(trains=True)
+@public
 def tune(
     task: str | None = None,
     opt: p.Opt | None = None,
@@ -193,7 +193,7 @@ def tune(
     return studies.tune(study, call.effort, folder, storage, progress=call.progress, command=call.command)
 
 
-@public(trains=True)
+@public
 def suite(
     file: str,
     *,
@@ -220,7 +220,7 @@ def suite(
     return studies.suite(file, *chosen, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
 
 
-@public(trains=True)
+@public
 def compare(
     task: p.Names | None = None,
     opt: p.Opt | Sequence[p.Opt] | None = None,
@@ -278,7 +278,7 @@ def compare(
     )
 
 
-@public()
+@public
 def leaderboard(
     board: p.Names | None = None,
     *,
@@ -329,7 +329,7 @@ def _chosen(choice: p.Choice, target: float | None = None) -> Any:
     )
 
 
-@public()
+@public
 def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
     """Write boards, charts and the commands behind each row as one HTML page that needs no network.
 
@@ -343,7 +343,7 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
     return charts.report(partial(_chosen, choice), Path(out))
 
 
-@public()
+@public
 def plot(
     chart: Literal[
         "forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"
@@ -374,7 +374,7 @@ def plot(
     return charts.plot(partial(_chosen, choice), chart, a.path_of("out", out), y, x)
 
 
-@public()
+@public
 def check(
     optimizer: p.Opt | None = None,
     *,
@@ -416,7 +416,7 @@ def check(
     )  # fmt: skip
 
 
-@public(trains=True)
+@public
 def reproduce(
     name: str | None = None,
     *,
@@ -457,7 +457,7 @@ def reproduce(
     return papers.reproduce(name, folder, places, version, call.effort, dry=call.dry_run)
 
 
-@public()
+@public
 def list_(
     what: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
     *,
@@ -502,7 +502,7 @@ def list_(
     return listing.studies(a.folders_of(store)) if what == "studies" else listing.names(what)
 
 
-@public()
+@public
 def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
@@ -516,7 +516,7 @@ def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
     return listing.show(name, a.folders_of(stores.get("store")))
 
 
-@public()
+@public
 def sql(
     query: str,
     *,
@@ -542,7 +542,7 @@ def sql(
     return sql(query, a.folders_of(stores.get("store")), a.path_of("out", out), format, reference=not no_reference)
 
 
-@public()
+@public
 def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
@@ -559,7 +559,7 @@ def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
     return Runs(runs, list(map(str, stores.damaged)))
 
 
-@public()
+@public
 def data(
     what: Literal["status", "prepare"],
     *,
@@ -582,7 +582,7 @@ def data(
     return files.data(what, task, Call(more).places["data"], dict(settings or {}))
 
 
-@public()
+@public
 def doctor(**more: Unpack[p.Stored]) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
@@ -593,7 +593,7 @@ def doctor(**more: Unpack[p.Stored]) -> Answer:
     return diagnoses.doctor(**Call(more).places, named="data" in more)
 
 
-@public()
+@public
 def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = None) -> Answer:
     """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
 
@@ -607,7 +607,7 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
     return new(kind, name, a.path_of("out", out) or Path(name))
 
 
-@public()
+@public
 def merge(*folders: p.Place) -> Answer:
     """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
 
@@ -625,7 +625,7 @@ def merge(*folders: p.Place) -> Answer:
     return stores.merge(sources, destination)
 
 
-@public(trains=True)
+@public
 def verify(
     path: p.Place | None = None,
     *,

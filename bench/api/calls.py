@@ -2,11 +2,12 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bench.api.arguments import effort_of, path_of, places_of, session, settings_of_call
 from bench.errors import UserError, unknown
@@ -23,41 +24,33 @@ _surrogate = re.compile("[\ud800-\udfff]")
 """Of bytes of a command line that are not UTF-8."""
 
 
-def public(*, trains: bool = False) -> Callable[[F], F]:
-    """Complete a function: its shared parameters appear one by one, and their values have the declared types.
+def public(function: F) -> F:
+    """Complete a function: its shared parameters appear one by one, and their values have the declared types."""
+    signature, shared = _flat(inspect.signature(function))
 
-    Args:
-        trains: whether torch may get another number of threads, which is undone.
-    """
-
-    def complete(function: F) -> F:
-        signature, shared = _flat(inspect.signature(function))
-
-        @wraps(function)
-        def call(*args: Any, **more: Any) -> Any:
-            try:
-                bound = signature.bind(*args, **more)
-            except TypeError as error:
-                raise UserError(f"bench.{function.__name__.rstrip('_')}: {error}") from None
-            for name, value in bound.arguments.items():
-                kind = signature.parameters[name].kind
-                for each in value if kind is inspect.Parameter.VAR_POSITIONAL else [value]:
-                    if kind is not inspect.Parameter.VAR_KEYWORD:
-                        _check(name, each, signature.parameters[name].annotation)
-            with silenced(not more.get("progress", True)):
-                if not trains:
-                    with session():
-                        return function(*args, **more)
-                from bench.api.training import training
-
-                with training(True):
+    @wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **more)
+        except TypeError as error:
+            raise UserError(f"bench.{function.__name__.rstrip('_')}: {error}") from None
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            for each in value if parameter.kind is parameter.VAR_POSITIONAL else [value]:
+                if parameter.kind is not parameter.VAR_KEYWORD:
+                    _check(name, each, parameter.annotation)
+        with silenced(not more.get("progress", True)):
+            if "torch" not in sys.modules:
+                with session():
                     return function(*args, **more)
+            from bench.api.training import training
 
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = _documented(function, shared)
-        return call  # type: ignore[return-value]
+            with training(True):  # which leaves torch's threads as they were
+                return function(*args, **more)
 
-    return complete
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__doc__ = _documented(function, shared)
+    return call  # type: ignore[return-value]
 
 
 def _flat(signature: inspect.Signature) -> tuple[inspect.Signature, Any]:
@@ -101,22 +94,37 @@ def _check(name: str, value: Any, kind: Any) -> None:
     Raises:
         UserError: it is one.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
         if isinstance(text, str | Path) and _surrogate.search(str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
-    try:
-        TypeAdapter(kind).validate_python(value.tolist() if hasattr(value, "tolist") else value, strict=True)
-    except ValidationError:
-        kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
-        for each in (kind, *kinds):
-            if get_origin(each) is Literal:
-                raise unknown(name, str(value), get_args(each)) from None
-        words = dict.fromkeys(_WORDS[get_origin(each) or each] for each in kinds)
-        raise UserError(f"{name}={value!r}: write {' or '.join(words)}") from None
+    if _fits(value.tolist() if hasattr(value, "tolist") else value, kind):
+        return
+    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
+    for each in (kind, *kinds):
+        if get_origin(each) is Literal:
+            raise unknown(name, str(value), get_args(each))
+    words = dict.fromkeys(_WORDS[get_origin(each) or each] for each in kinds)
+    raise UserError(f"{name}={value!r}: write {' or '.join(words)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value has a type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in args)
+    if origin is Literal:
+        return value in args
+    if origin is Sequence:
+        return (
+            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(each, args[0]) for each in value)
+        )
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 class Call:
