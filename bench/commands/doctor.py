@@ -10,10 +10,11 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from bench import __version__
 from bench.config.run_config import Precision
 from bench.errors import first_line
 from bench.machine import cpu_name
@@ -25,8 +26,10 @@ from bench.results.table import Column, Table
 if TYPE_CHECKING:
     from tasks import TaskSpec
 
-SUITE = "attention-optimizer-bench"
-MODULES = ("torch", "torchvision", "lightning.pytorch", "timm", "torchmetrics", "transformers", "optuna", "pyarrow")
+LIBRARIES = (
+    "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna", "pyarrow", "duckdb",
+    "altair", "distributed",
+)  # fmt: skip
 COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 VOLTA_FIX = 'for a V100 pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for it)'
@@ -51,8 +54,7 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
     """
     diagnoses, failed = list[Diagnosis](), False
     sections: dict[str, Callable[[], Iterable[Diagnosis]]] = {
-        "versions": lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed),
-        "imports": import_diagnoses,
+        "software": software_diagnoses,
         "devices": device_diagnoses,
         "data": lambda: dataset_diagnoses(data, named),
         "disk": lambda: disk_diagnoses(store),
@@ -76,45 +78,20 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
 # -- software -----------------------------------------------------------------------------------------------------
 
 
-def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], str | None]) -> Iterator[Diagnosis]:
-    """Versions of Python, suite and libraries, against requirements (`lightning<2.7,>=2.6.4`)."""
-    from packaging.requirements import Requirement
-
+def software_diagnoses(load: Callable[[str], object] = importlib.import_module) -> Iterator[Diagnosis]:
+    """Versions of Python, the suite and its libraries, up to the first that cannot be imported."""
     yield Diagnosis("ok", "python", platform.python_version())
-    suite = installed(SUITE)
-    yield Diagnosis("ok" if suite else "FAIL", "suite", suite or "not installed; pip install -e . in its folder")
-    for requirement in map(Requirement, requirements):
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name, present = requirement.name, installed(requirement.name)
-        if present is not None and requirement.specifier.contains(present, prereleases=True):
-            yield Diagnosis("ok", name, present)
-            continue
-        what = f"{present} is installed" if present else "not installed"
-        yield Diagnosis("FAIL", name, f'{what}; pip install "{name}{requirement.specifier}"')
-
-
-def import_diagnoses(load: Callable[[str], object] = importlib.import_module) -> Iterator[Diagnosis]:
-    """Whether the libraries can be imported, up to the first that cannot."""
-    for name in MODULES:
+    yield Diagnosis("ok", "suite", __version__)
+    for name in LIBRARIES:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 load(name)
+            yield Diagnosis("ok", name, version(name))
         except Exception as error:  # a wrong binary may also raise OSError or RuntimeError
-            fix = f"pip install --force-reinstall {name.partition('.')[0]}"
-            if name in ("torch", "torchvision"):
-                fix = f'match versions: pip install --force-reinstall "torch=={_installed("torch")}" torchvision'
-            yield Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")
+            fix = f"pip install --force-reinstall {'torch ' * (name == 'torchvision')}{name}"
+            yield Diagnosis("FAIL", name, f"cannot be imported ({first_line(error)}); {fix}")
             return
-    yield Diagnosis("ok", "imports", f"{', '.join(MODULES)} can be imported")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 # -- devices ------------------------------------------------------------------------------------------------------
