@@ -67,14 +67,11 @@ def fit(
     A stored run is returned at once.
 
     Args:
-        task: a task: a name of `bench list tasks`, or `file.py:SPEC`.
-        opt: an optimizer: a name of `bench list optimizers`, `file.py:Class`, or a class.
         seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
         seeds: one run per seed, and their mean: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
         resume: continue this interrupted run (on CPUs bit for bit).
         rerun: train again even if the result is stored.
-        logger: also log to tensorboard, csv or wandb (extras).
 
     Raises:
         UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
@@ -126,12 +123,9 @@ def sweep(
     (`bench show adam`), unless --tuned fixes its settings.
 
     Args:
-        task: a task: a name of `bench list tasks`, or `file.py:SPEC`.
-        opt: one or more optimizers, each as for `fit`: `ngd,my_file.py:MyOpt`.
         seeds: a number (default 8: seeds 0 to 7) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: fix the settings to those in tuned/TASK/OPT.yaml, or else the shipped ones.
         out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
-        logger: also log to tensorboard, csv or wandb (extras).
     """
     call = Call(more, task, a.optimizers_of(opt), logger=logger)
     from bench.api import sweeping
@@ -163,12 +157,7 @@ def tune(
     is tried unchanged. A single value fixes a setting. The same call continues a study; with more trials it adds them.
 
     Args:
-        task: a task: a name of `bench list tasks`, or `file.py:SPEC`.
-        opt: an optimizer: a name of `bench list optimizers`, `file.py:Class`, or a class.
-        trials: number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there.
         seeds: tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list.
-        report_seeds: fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer than 7 decide no
-            verdict.
         sampler: grid (default for up to two ranges): half decades of the first range, decades of the second, more at
             an edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine points of that sequence.
         storage: also add the trials to this storage of Optuna, such as sqlite:///studies.db.
@@ -242,14 +231,9 @@ def compare(
 
     Args:
         task: one or more tasks, as `bench list tasks` prints them: mnist,lm.
-        opt: one or more optimizers, each as for `fit`: `ngd,my_file.py:MyOpt`.
         against: baselines to tune as well; the first is the reference (default: adamw, or gd for full batches).
-        trials: number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there.
         seeds: tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default 2, or those of the
             reference results.
-        report_seeds: fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer than 7 decide no
-            verdict.
-        no_reference: leave out the shipped reference results.
         anyway: continue even if a failed check changes results.
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
@@ -442,8 +426,6 @@ def reproduce(
         search: also search the constants that the paper does not state.
         seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
         out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
-        device: cpu, cuda, mps or auto.
-        settings: in dotted form, `{"trainer.max_epochs": 5}`.
     """
     from bench.api import papers
 
@@ -533,7 +515,6 @@ def sql(
 
     Args:
         query: one read-only statement.
-        no_reference: leave out the shipped reference results.
         format: format on standard output.
         out: write to this file: .md, .csv, .json or .txt.
     """
@@ -575,7 +556,6 @@ def data(
     Args:
         what: status: the state of files; prepare: fetch and tokenise.
         task: the task; without it, `status` shows all tasks that have files.
-        settings: options of the task, `{"task.model": "DIR"}`.
     """
     from bench.commands import data as files
 

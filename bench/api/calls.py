@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bench.api.arguments import effort_of, path_of, places_of, session, settings_of_call
+from bench.api.parameters import MEANINGS, Which
 from bench.errors import UserError, unknown
 from bench.progress import silenced
 
@@ -26,7 +27,7 @@ _surrogate = re.compile("[\ud800-\udfff]")
 
 def public(function: F) -> F:
     """Complete a function: its shared parameters appear one by one, and their values have the declared types."""
-    signature, shared = _flat(inspect.signature(function))
+    signature = _flat(inspect.signature(function))
 
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
@@ -49,37 +50,35 @@ def public(function: F) -> F:
                 return function(*args, **more)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__doc__ = _documented(function, shared)
+    call.__doc__ = _documented(function, signature)
     return call  # type: ignore[return-value]
 
 
-def _flat(signature: inspect.Signature) -> tuple[inspect.Signature, Any]:
-    """The signature with the keys of `**more: Unpack[...]` as parameters, and the type that has them."""
+def _flat(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with the keys of `**more: Unpack[...]` as parameters."""
     *parameters, last = signature.parameters.values()
     if last.kind is not last.VAR_KEYWORD:
-        return signature, None
+        return signature
     (shared,) = get_args(last.annotation)
-    for name, kind in get_type_hints(shared).items():
+    kinds = get_type_hints(shared)
+    for name in sorted(kinds, key=list(MEANINGS).index):
+        kind = kinds[name]
         default = name == "progress" if kind is bool else None
         parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind))
     if getattr(shared, "__extra_items__", None) is Any:
         parameters.append(last.replace(name="hyperparameters", annotation=Any))
-    return signature.replace(parameters=parameters), shared
+    return signature.replace(parameters=parameters)
 
 
-def _documented(function: Callable[..., Any], shared: Any) -> str:
+def _documented(function: Callable[..., Any], signature: inspect.Signature) -> str:
     """The docstring, with the meaning of shared parameters at the end of its section `Args:`."""
     head, mark, tail = (inspect.getdoc(function) or "").partition("\n\nRaises:")
-    lines = list(dict.fromkeys(_attributes(shared)))
+    kinds = {"which" if kind.annotation is Which else name: name for name, kind in signature.parameters.items()}
+    lines = [f"    {kinds[key]}: {text}" for key, text in MEANINGS.items() if key in kinds]
+    lines = [line for line in lines if f"\n{line.partition(': ')[0]}: " not in head]
     if lines and "\n\nArgs:\n" not in head:
         lines = ["\nArgs:", *lines]
     return "\n".join([head, *lines]) + mark + tail
-
-
-def _attributes(shared: Any) -> list[str]:
-    """The section `Attributes:` of a type and its bases."""
-    lines = [line for base in getattr(shared, "__orig_bases__", ()) for line in _attributes(base)]
-    return lines + (inspect.getdoc(shared) or "").partition("Attributes:\n")[2].splitlines()
 
 
 def meaning(function: Callable[..., Any], name: str) -> str:
