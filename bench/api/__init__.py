@@ -469,7 +469,7 @@ def list_(
     store = stores.get("store")
     filters = {"task": a.names_of("task", task), "opt": a.names_of("opt", opt), "status": a.names_of("status", status)}
     if what == "runs":
-        return listing.runs(a.folders_of(store), **filters, since=since, every=all, limit=None)
+        return listing.runs(a.folders_of(store), **filters, since=since, every=all)
     given = {**filters, "since": since, "all": all or None, "store": None if what == "studies" else store}
     if extra := [name for name, value in given.items() if value is not None]:
         raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")

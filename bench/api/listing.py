@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
-from bench.output import Answer, existing_stores, remark, warn_of
+from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def runs(
     status: list[str] | None,
     since: str | None,
     every: bool,
-    limit: int | None,
 ) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
@@ -52,15 +51,13 @@ def runs(
     filters = partial(listing.Filters, task or [], opt or [], status or [], begun)
     lines = listing.lines(stores, filters(each=every)) if stores.runs else []
     code = warn_of(stores)
-    if limit is not None and len(lines) > limit:
-        remark("note", f"{len(lines) - limit} more; --limit {len(lines)} shows all")
     if lines:
-        text = as_lines(listing.table(lines[:limit]))
+        text = as_lines(listing.table(lines))
     else:
         text = [clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")]
 
     def data() -> list[dict[str, Any]]:
-        return listing.as_json(listing.lines(stores, filters(each=True))[:limit] if stores.runs else [], stores)
+        return listing.as_json(listing.lines(stores, filters(each=True)) if stores.runs else [], stores)
 
     return Answer(data, text, code)
 
