@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config.values import place, reference_folder
 from bench.errors import UserError
-from bench.progress import is_silent
+from bench.progress import say
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -111,14 +111,16 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
                 file.writelines(encoded)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another place with -o") from None
-    if not is_silent():
-        print(f"written to {out}", file=sys.stderr)
+    say(f"written to {out}")
 
 
 def remark(kind: str, text: object) -> None:
     """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
-    if kind != "note" or not is_silent():
-        print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
+    line = f"bench: {kind}: {clean(str(text))}"
+    if kind == "note":
+        say(line)
+    else:
+        print(line, file=sys.stderr)
 
 
 def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
@@ -133,8 +135,8 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
 
 def note(text: str | None) -> None:
     """Print the text, if any, on standard error."""
-    if text is not None and not is_silent():
-        print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
+    if text is not None:
+        say(clean(f"bench: {text}"))
 
 
 def check_output(folder: Path) -> None:

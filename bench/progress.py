@@ -28,12 +28,12 @@ _silent = False
 def doing(what: str) -> Iterator[None]:
     """Report what this process does within the context, such as `importing torch`; the innermost one counts."""
     _doing.append(what)
-    _hear(what)
+    (_hearers[-1] if _hearers else _show)(what)
     try:
         yield
     finally:
         _doing.pop()
-        _hear(_doing[-1] if _doing else "")
+        (_hearers[-1] if _hearers else _show)(_doing[-1] if _doing else "")
 
 
 @contextmanager
@@ -57,15 +57,6 @@ def silenced(quiet: bool) -> Iterator[None]:
         yield
     finally:
         _silent = before
-
-
-def is_silent() -> bool:
-    """Whether progress and notes are not shown."""
-    return _silent
-
-
-def _hear(what: str) -> None:
-    (_hearers[-1] if _hearers else _show)(what)
 
 
 def _show(what: str) -> None:
@@ -120,11 +111,7 @@ class Progress:
             self._task = self._bar.add_task("", total=self.total, completed=step, line=self.line)
 
     def line(self, task: Any) -> str:
-        """The line at a step; a narrow terminal cuts its end.
-
-        Args:
-            task: of rich, or anything with its `completed`, `speed` and `time_remaining`.
-        """
+        """The line of a task of rich; a narrow terminal cuts its end."""
         epoch = f"epoch {task.completed / self.epoch:.2f}/{self.total / self.epoch:.3g}" if self.epoch else ""
         speed = "" if task.speed is None else f"{task.speed:,.3g} it/s"
         ahead = f"step {task.completed:,}/{self.total:,}", f"ETA {clock(task.time_remaining)}"
@@ -232,15 +219,7 @@ class SweepProgress:
         share: float = 0.0,
         evaluated: Sequence["RunResult"] = (),
     ) -> None:
-        """Add progress.
-
-        Args:
-            steps: steps since the last call, of all runs together.
-            alive: lanes that still train.
-            ended: runs that have ended since.
-            share: progress of those that still train, from 0 to 1.
-            evaluated: other runs with a new evaluation.
-        """
+        """Add the progress since the last call, as in `Advance`; `evaluated` are other runs with a new evaluation."""
         best = None
         for result in (*ended, *evaluated):
             row = result.validations[-1] if result.validations else {}
