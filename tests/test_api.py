@@ -256,7 +256,6 @@ def test_settings_have_all_forms() -> None:
         (lambda: bench.fit("synthetic", "ngd", settings={5: 5}), "settings={5: 5}: write a dictionary {NAME: VALUE}"),
         (lambda: bench.fit("synthetic", "ngd", rerun="no"), "rerun='no': write True or False"),
         (lambda: bench.compare("synthetic", "ngd", anyway=None), "anyway=None: write True or False"),
-        (lambda: bench.compare("synthetic", 5), "opt=5: write text or a class or a list"),
         (lambda: bench.compare("synthetic", "ngd", against=[3]), "against=[3]: write text or a list"),
         (lambda: bench.load(5), "store=5: write a list or text or a path"),
         (lambda: bench.show(1), "name=1: write text"),

@@ -45,13 +45,13 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
 
 @overload
 def fit(
-    task: str | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
+    task: p.Task | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
 ) -> "Run": ...
 @overload
-def fit(task: str | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
+def fit(task: p.Task | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
 @public
 def fit(
-    task: str | None = None,
+    task: p.Task | None = None,
     opt: p.Opt | None = None,
     *,
     seed: int | None = None,
@@ -107,7 +107,7 @@ def fit(
 
 @public
 def sweep(
-    task: str | None = None,
+    task: p.Task | None = None,
     opt: p.Opt | Sequence[p.Opt] | None = None,
     *,
     seeds: p.Seeds = 8,
@@ -139,7 +139,7 @@ def sweep(
 
 @public
 def tune(
-    task: str | None = None,
+    task: p.Task | None = None,
     opt: p.Opt | None = None,
     *,
     trials: int | None = None,

@@ -109,10 +109,10 @@ def _check(name: str, value: Any, kind: Any) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value has a type."""
+    """Whether a value has a type; `bench.api.source.name_of` judges what may also be a class."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in args)
+        return type in args or any(_fits(value, each) for each in args)
     if origin is Literal:
         return value in args
     if origin is Sequence:

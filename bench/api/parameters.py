@@ -9,9 +9,13 @@ from typing_extensions import TypedDict
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    Opt = str | type[Optimizer]
+    from optimizers import OptimizerSpec
+    from tasks import TaskSpec
+
+    Opt = str | type[Optimizer] | OptimizerSpec
+    Task = str | TaskSpec
 else:
-    Opt = str | type
+    Opt = Task = str | type
 
 Place = str | Path
 Names = str | Sequence[str]
