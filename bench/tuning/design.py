@@ -67,28 +67,15 @@ class Design:
     grows there by a decade. Without a range, the grid has all combinations.
     `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
     `TPESampler` (Bergstra et al., 2011) for the scores known so far.
-    A range of a grid may not be narrower than its step (`UserError`).
     """
 
     space: Space
     sampler: Sampler
 
-    def __post_init__(self) -> None:
-        for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
-            narrow = math.log10(axis.high / axis.low) < step / 2 - 0.001  # 1e-3:3.162e-3 is half a decade
-            if narrow and self.sampler == "grid":
-                advice = f"narrower than {'half ' * (step < 2)}a decade; use --sampler qmc, or give values such as A,B"
-                raise UserError(f"--{name} {axis.low:g}:{axis.high:g}: {advice}")
-
     @property
     def ranges(self) -> dict[str, LogUniform]:
         """The axes that are ranges; only with them the number of points is unlimited."""
         return {name: axis for name, axis in self.space.items() if isinstance(axis, LogUniform)}
-
-    @property
-    def _steps(self) -> list[int]:
-        """Grid steps of the ranges, in half decades."""
-        return [1, *[2] * len(self.space)][: len(self.ranges)]
 
     @property
     def combinations(self) -> int:
@@ -99,11 +86,6 @@ class Design:
     def step(self) -> int:
         """The number of points is a multiple of it."""
         return self.combinations if self.sampler == "grid" else 1
-
-    def may_grow_by(self, trials: int) -> int:
-        """Maximum number of points beyond `trials`, if the best is at an edge."""
-        grows = self.sampler == "grid" and self.ranges and trials > self.combinations
-        return EXTENSION_LIMIT * self.combinations if grows else 0
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
         """All points wanted so far, in the order in which they are tried; `UserError` if no design has this number.
@@ -143,8 +125,8 @@ class Design:
         return tuple(axis.index(point[n]) if isinstance(axis, tuple) else point[n] for n, axis in axes.items())
 
     def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
-        ranges, steps = self.ranges, self._steps
-        others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
+        ranges, others = self.ranges, list(_combinations(self.space))
+        steps = [1, *[2] * len(self.space)][: len(ranges)]  # in half decades
         if trials % len(others):
             why = f"since each value of {' and '.join(ranges)} is tried with all combinations of the others"
             raise UserError(f"--trials {trials}: it must be a multiple of {len(others)}, {why}")
@@ -155,8 +137,9 @@ class Design:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
             return [{name: at[name] if name in at else other[name] for name in self.space} for other in others]
 
-        order = list(ranges.values()), steps
-        kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(_outwards(*order), trials // len(others)), "design")
+        most = max(trials, total) // len(others) + 1
+        outwards = list(itertools.islice(_outwards(list(ranges.values()), steps), most))
+        kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
         while True:
             by_place = {place: points(place) for place in kinds}
             wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in by_place[place]]
@@ -170,8 +153,7 @@ class Design:
                 kinds |= dict.fromkeys(grow, "extension")
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
-                more = (place for place in _outwards(*order) if place not in kinds)
-                kinds |= dict.fromkeys(itertools.islice(more, lacking), "top-up")
+                kinds |= dict.fromkeys([place for place in outwards if place not in kinds][:lacking], "top-up")
             else:
                 return wanted
 
@@ -202,8 +184,7 @@ class Design:
         study = optuna.create_study(direction=direction, sampler=sampler)
         tried, new = {point_key(point): point for point in points}, dict[Key, Point]()
         for key, point in tried.items():
-            score = scores.by_key[key]
-            value = worst if score is None else score
+            value = worst if (score := scores.by_key[key]) is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
         for _ in range(20 * TPE_ROUND):
             params = study.ask(axes).params
@@ -236,9 +217,9 @@ def _at(axis: Axis, u: float) -> Any:
 
 
 def _combinations(space: Space) -> Iterator[Point]:
-    """All combinations of values; the last axis varies fastest."""
-    axes = [axis for axis in space.values() if not isinstance(axis, LogUniform)]
-    return (dict(zip(space, values, strict=True)) for values in itertools.product(*axes))
+    """All combinations of the listed values; the last axis varies fastest."""
+    axes = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Place]:
@@ -253,8 +234,7 @@ def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Pl
     while True:
         _, offsets = heapq.heappop(near)
         yield tuple(c + i for c, i in zip(centre, offsets, strict=True))
-        for k, sign in itertools.product(range(len(offsets)), (-1, 1)):
-            beside = _moved(offsets, k, sign)
+        for beside in (_moved(offsets, k, sign) for k, sign in itertools.product(range(len(offsets)), (-1, 1))):
             if beside not in seen:
                 seen.add(beside)
                 distance = math.hypot(*(i / width for i, width in zip(beside, widths, strict=True)))
