@@ -14,7 +14,6 @@ import bench.sweeps.sensitivity
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.programs import Program
-from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
 from tests.tiny import ROOT
 
@@ -144,16 +143,6 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
-def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
-    monkeypatch.setattr("bench.tuning.training.execute", wait_before_anybody_listens)
-    answer = cli(*COMPARE, "--budget", "0.5s")
-    assert answer.code == 1
-    assert "the budget of 0.5s is spent; this is the result so far, and the same command continues" in answer.err
-    assert "no winner has run on fresh seeds yet" in answer.out
-
-
-@pytest.mark.deep
 def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store: Path) -> None:
     rows = json.loads(cli(*COMPARE, "--dry-run", "--json").out)
     assert [(row["opt"], row["trials"], row["fresh"]) for row in rows] == [
@@ -209,12 +198,6 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
 def test_words_that_cannot_be(cli, store: Path, words: str, message: str) -> None:
     assert message in fails(cli, "compare", *words.split())
     assert not store.exists()
-
-
-def test_missing_data_are_one_line(cli, unchecked: None, tmp_path: Path) -> None:
-    answer = cli("compare", "--task", "mnist", "--opt", "sngd", "--device", "cpu", "--data", tmp_path / "none")
-    assert answer.code == 2
-    assert answer.err.splitlines()[-1].startswith("bench: error: missing data: train-images-idx3-ubyte.gz")
 
 
 @pytest.mark.deep

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -301,24 +299,6 @@ def test_tuning_ends_and_smaller_budgets_are_prefixes(drawn, data, mode, least) 
         assert max(known[point_key(best)] or 0.0, least) == (min(finite) if mode == "min" else max(finite))
 
 
-@pytest.mark.deep
-@often
-@given(designs(), st.data(), st.sampled_from(["min", "max"]))
-def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode) -> None:
-    design, most = drawn
-    trials = data.draw(st.integers(1, most // design.step)) * design.step
-    total = data.draw(st.integers(0, most))
-    order, known = simulate(design, scores_of(design, data), trials, total, mode)
-    so_far: dict[str, float | None] = {point_key({"opt.z": 1}): -1e9}  # a point of another design
-    before = design.wanted(trials, total, Scores(so_far, mode))
-    for key in data.draw(st.permutations(list(known))):  # workers finish in any order
-        so_far[key] = known[key]
-        after = design.wanted(trials, total, Scores(so_far, mode))
-        assert after[: len(before)] == before
-        before = after
-    assert before == order
-
-
 def test_the_edge_is_that_of_the_tried_numbers() -> None:
     grown = [wanted.point for wanted in simulate(GRID1, valley(1e-4), 5)[0]]
     assert edges_of(["opt.lr"], grown, {"opt.lr": 1e-4}) == []
@@ -326,8 +306,3 @@ def test_the_edge_is_that_of_the_tried_numbers() -> None:
     points = [wanted.point for wanted in Design({"opt.n": (True, False), "opt.lr": (1.0, 0.1, 10.0)}, "grid").wanted(6)]
     assert [edges_of(["opt.n", "opt.lr"], points, point) for point in points[:3]] == [[], ["lr"], ["lr"]]
     assert not edges_of(["opt.c"], [{"opt.c": 1}, {"opt.c": 2}], {"opt.c": 1})  # two values are no range
-
-
-def test_torch_and_optuna_are_not_imported() -> None:
-    code = "import bench.tuning.design, sys; print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -164,10 +164,12 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     heads = {name: name for name in (curve.x, *curve.points[0].others)}
     heads |= {"median": f"median {sweep.metric}", "low": "lower quartile", "high": "upper quartile"}
     heads |= {"score": "selection score"} | {"diverged": "diverged"}
-    rows = []
+    rows, several = [], any(point.seeds > 1 for point in curve.points)
     for i, point in enumerate(curve.points):
-        values = {"median": point.median, "low": point.quartiles[0], "high": point.quartiles[1]}
-        row: dict[str, Any] = {curve.x: point.x, **point.others, "score": point.score}
+        values = {"median": point.median}
+        values |= {"low": point.quartiles[0], "high": point.quartiles[1]} if several else {}
+        row: dict[str, Any] = {curve.x: point.x, **point.others}
+        row |= {} if point.score == point.median else {"score": point.score}  # an empty column is not shown
         row |= {name: "diverged" if value is None else value for name, value in values.items()}
         row["best"] = "*" if i == curve.best else "cap" if point.capped else ""
         rows.append(row | {"diverged": f"{point.diverged}/{point.seeds}"})

@@ -99,35 +99,33 @@ class Study:
         )
 
     def _ended(self, wanted: Sequence[Wanted]) -> dict[Key, Trial]:
-        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal.
-
-        An extension may leave a hyperparameter's legal range; an illegal point of the design itself raises.
-        """
-        ids, illegal = dict[Key, list[str]](), dict[Key, str]()
-        for candidate in wanted:
-            try:
-                ids[candidate.key] = [c.run_id for c in self.configs(candidate.point, self.spec.seeds)]
-            except UserError as error:
-                if candidate.kind == "design":
-                    raise
-                illegal[candidate.key] = str(error)
-        stored = self.store.finished_all(run_id for several in ids.values() for run_id in several)
+        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal."""
+        stored = self.store.finished_all(c.run_id for candidate in wanted for c in self._legal(candidate)[0])
         trials = dict[Key, Trial]()
         for candidate in wanted:
-            point, kind, key = *candidate, candidate.key
-            runs = [stored[run_id] for run_id in ids.get(key, ()) if run_id in stored]
-            reasons = [self.failed[run_id] for run_id in ids.get(key, ()) if run_id in self.failed]
-            complete = len(runs) == len(self.spec.seeds)
-            if kind != "design" and key not in illegal and not complete and not reasons:
+            configs, reason = self._legal(candidate)
+            runs = [stored[config.run_id] for config in configs if config.run_id in stored]
+            if len(runs) == len(self.spec.seeds):
+                trials[candidate.key] = Trial(*candidate, runs)
+                continue
+            reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
+            if not reason and candidate.kind != "design":
                 try:
-                    check(self.configs(point, self.spec.seeds)[0])  # imports torch
+                    check(configs[0])  # imports torch
                 except UserError as error:
-                    illegal[key] = str(error)
-            if reason := illegal.get(key) or next(iter(reasons), ""):
-                trials[key] = Trial(point, kind, reason=reason)
-            elif complete:
-                trials[key] = Trial(point, kind, runs)
+                    reason = str(error)
+            if reason:
+                trials[candidate.key] = Trial(*candidate, reason=reason)
         return trials
+
+    def _legal(self, candidate: Wanted) -> tuple[list[RunConfig], str]:
+        """The runs of a point; none and a reason for an extension that leaves a hyperparameter's legal range."""
+        try:
+            return self.configs(candidate.point, self.spec.seeds), ""
+        except UserError as error:
+            if candidate.kind == "design":
+                raise
+            return [], str(error)
 
     def _scores(self, trials: Collection[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.

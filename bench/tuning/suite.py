@@ -105,9 +105,7 @@ class Suite(NoBooleans, BaseModel):
             fixed = [study for study in studies if not study.spec.design.ranges]
             if fixed and (len(fixed) < len(studies) or len({study.trials for study in studies}) > 1):
                 why = "a list of values cannot be extended to the number of trials of the others"
-                raise UserError(
-                    f"{fixed[0].spec.opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all"
-                )
+                raise UserError(f"{fixed[0].spec.opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
             total = 0 if fixed else common_trials(studies, self.tune.total)
             for study in studies:
                 study.total = total
