@@ -54,12 +54,6 @@ def test_a_grid_is_even_in_the_logarithm_and_can_be_typed_again():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", ["1e-3:1e1:", "1:2:3:4", "0:1:5", "5:1:3", "1:2:1", "1:2:2.5", "a:b:3", "1:inf:3"])
-@pytest.mark.parametrize("key", ["opt.lr", "task.sigma", "trainer.gradient_clip_val"])
-def test_a_malformed_grid(key, value):
-    assert refused(**{key: value}).startswith(f"--{key} {value}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW")
-
-
 TOO_MANY = "runs; a command makes from 1 to 100,000, so request fewer values, seeds or trials"
 
 
@@ -167,24 +161,6 @@ def test_a_name_that_does_not_exist(words, message):
 
 
 # -- seeds ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [
-        ("1", [0]),
-        ("4", [0, 1, 2, 3]),
-        ("3,5,8", [3, 5, 8]),
-        ("7,", [7]),
-        ("0,", [0]),
-        (" 2 , 1,2", [2, 1]),
-        ("10:15", [10, 11, 12, 13, 14]),
-        ("7:8", [7]),
-        ("9,0:3", [9, 0, 1, 2]),
-    ],
-)
-def test_seeds_are_a_count_or_a_list(text, seeds):
-    assert read_seeds(text) == seeds
 
 
 def test_the_order_of_samples_follows_the_seed_unless_given():

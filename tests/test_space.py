@@ -1,6 +1,5 @@
 """Search spaces and designs: parsing, the points to try next, when a grid grows, and replay of smaller budgets."""
 
-import itertools
 import math
 from typing import Any
 
@@ -220,16 +219,6 @@ def test_a_sequence_fills_the_box() -> None:
     points = [(0.01, 0.9), (0.001, 0.99), (0.1, 0.0), (0.0003162, 0.9), (0.03162, 0.99), (0.003162, 0.0)]
     assert [tuple(wanted.point.values()) for wanted in design.wanted(6)] == points
     assert [wanted.kind for wanted in design.wanted(4, 6)] == ["design"] * 4 + ["top-up"] * 2
-
-
-def test_equal_points_are_tried_once() -> None:
-    design = Design({"opt.a": (1, 2), "opt.b": (True, False), "opt.c": ("x", "y", "z")}, "qmc")
-    assert {tuple(wanted.point.values()) for wanted in design.wanted(12)} == set(
-        itertools.product((1, 2), (True, False), ("x", "y", "z"))
-    )
-    with pytest.raises(UserError, match="--trials 13: there are only 12 settings; request no more, or widen a range"):
-        design.wanted(5, 13)
-    assert sorted(rates(Design({"opt.lr": LogUniform(1.0, 1.002)}, "qmc"), 3)) == [1.0, 1.001, 1.002]
 
 
 @often

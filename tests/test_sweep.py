@@ -142,32 +142,6 @@ def tiny_task() -> None:
 # -- results --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
-    words = ("--opt", "ngd,adam", "--opt.lr", "0.1,1", "--opt.adam.lr", "0.01,0.1", "--seeds", 2, *LANES)
-    named = strict_json(cli("sweep", *SMALL, *words, "--dry-run", "--json").out)
-    answer = cli("sweep", *SMALL, *words, "--out", "here/below")
-    assert answer.code == 0, answer.err
-    runs = {run.run_id: run for run in Store(store).runs()}
-    assert runs.keys() == named.keys()
-    assert statuses(store) == {("completed", "lanes"): 8}
-    assert all(len(Store(store).tables(run_id)["curve"]["step"]) == STEPS for run_id in runs)
-    listed = cli("list", "runs", "--all").out.splitlines()[1:]
-    assert sorted(line.split()[0] for line in listed) == sorted(runs)
-    for run_id, run in runs.items():
-        settings = named[run_id]
-        fit = ("--opt", settings["opt"], "--opt.lr", settings["opt.lr"], "--seed", settings["seed"])
-        again = cli("fit", *SMALL, *fit, "--json")
-        assert again.err == "bench: already stored; --rerun trains again\n"
-        assert strict_json(again.out)["final"] == run.final
-
-    for word in ("ngd", "adam", "opt.lr", "median train loss", "0/2", "here/below"):
-        assert word in answer.out
-    folder = here / "here" / "below"
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert "Made by `bench sweep --task synthetic --trainer.max_steps 20 " in (folder / "sensitivity.md").read_text()
-
-
 def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, store, here):
     answer = cli("sweep", *SMALL, *FOUR, "--dry-run")
     assert answer == (
@@ -477,16 +451,6 @@ def test_blocks_of_another_width_are_removed_when_their_runs_have_finished(sweep
 
 
 # -- disks ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_for_the_output_that_is_none(cli, store, here):
-    (here / "file").touch()
-    for out in ("file", "file/below"):
-        answer = cli("sweep", *SMALL, *FOUR, "--out", out)
-        assert answer.code == 2
-        assert last_line(answer).startswith(f"cannot write to {out}: ")
-        assert last_line(answer).endswith("; choose another with --out DIR")
-    assert not store.exists()
 
 
 # -- progress -------------------------------------------------------------------------------------------------------

@@ -225,20 +225,6 @@ def test_a_full_disk_ends_the_study_which_continues(cli, monkeypatch: pytest.Mon
     assert cli(*words).code == 0
 
 
-@pytest.mark.deep
-def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_path: Path) -> None:
-    words = ("--trials", 1, "--seeds", "1000,", "--report_seeds", 0, "--trainer.devices", 2, "--workers", 1)
-    tuned = cli("tune", *SMALL, *words, "--json")
-    assert tuned.code == 0, tuned.err
-    (run,) = Store(store).runs()
-    fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu", "--seed", 1000)
-    lr = ("--opt.lr", run.config["opt_options"]["lr"])
-    stored = cli(*fit, *lr, "--trainer.devices", 2, "--json")
-    assert stored.err == "bench: already stored; --rerun trains again\n"
-    alone = strict_json(cli(*fit, *lr, "--store", tmp_path / "alone", "--json").out)
-    assert run.final == pytest.approx(alone["final"], rel=1e-9)
-
-
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
@@ -351,14 +337,6 @@ def test_parts_of_a_suite_are_shipped_suites(cli, here: Path, parts: Any) -> Non
     answer = cli("suite", "my.yaml", "--dry-run")
     assert answer.code == 2
     assert "`parts` takes names of shipped suites, such as [theory, lm]; got " in last_line(answer)
-
-
-def test_settings_of_a_suite_may_be_nested() -> None:
-    nested = {"tasks": {"synthetic": {"task": {"T": 3}}}, "optimizers": {"sgdm": {"opt": {"momentum": 0.5}}}}
-    mine = suite.Suite(title="one", **nested, settings={"trainer.max_steps": 5})
-    (spec,) = mine.specs({})
-    assert (spec.settings["task.T"], spec.settings["opt.momentum"]) == (3, 0.5)
-    assert list(spec.axes) == ["opt.lr"]
 
 
 def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(tmp_path: Path) -> None:

@@ -147,13 +147,13 @@ def _contest(request: Request, task: str) -> Suite:
 
     size = suite_of(opts[:1], Tune()).specs(request.places)[0].settings["trainer.batch_size"]
     against = request.against or [default_reference(size)]
-    own = any(name in opts or by_opt[name] for name in against)
-    baseline = None if own else _baseline(suite_of(against, Tune()).specs(request.places), request)
+    is_default = not any(name in opts or by_opt[name] for name in against)
+    baseline = _baseline(suite_of(against, Tune()).specs(request.places), request) if is_default else None
     names = list(dict.fromkeys([*(against if baseline is None else []), *opts]))
     if len({*names, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
-    if lost := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:
-        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
+    if unused := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:
+        raise UserError(f"{unused[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(request.seeds or "2") if request.seeds or baseline is None else baseline.seeds
     tune = Tune(trials=request.trials, seeds=seeds)
     if baseline is not None:

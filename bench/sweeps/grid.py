@@ -52,11 +52,9 @@ def configurations(
         for name, axes in grids
         for point in itertools.product(*axes.values())
     ]
-    same = {"device": decided(first[0]).device}
+    device, seeded = decided(first[0]).device, ["seed"] if "data_seed" in words else ["seed", "data_seed"]
     configs = [
-        one.model_copy(update=same | {"seed": seed} | ({} if "data_seed" in words else {"data_seed": seed}))
-        for one in first
-        for seed in seeds
+        one.model_copy(update={"device": device, **dict.fromkeys(seeded, seed)}) for one in first for seed in seeds
     ]
     return list({config.run_id: config for config in configs}.values()), list(varied)
 

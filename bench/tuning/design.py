@@ -32,7 +32,7 @@ LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
 class Wanted(NamedTuple):
-    """A point to try, and why."""
+    """A point to try, and why; `key` is its `point_key`."""
 
     point: Point
     kind: Kind
@@ -46,8 +46,7 @@ class Wanted(NamedTuple):
 class Scores:
     """The scores of the points tried so far, None for one that cannot be the best; those below `least` are equal.
 
-    `capped` are the points without a score because a step cap set the step size (`is_capped`). If no point has a score
-    and one is capped, a grid does not grow towards smaller steps.
+    `capped` are the points whose step a cap set: if no point has a score and one is capped, a grid does not grow.
     """
 
     by_key: Mapping[Key, End] = field(default_factory=dict)
@@ -60,13 +59,11 @@ class Scores:
 class Design:
     """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
-    `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
-    the ranges' middles outwards: the place nearest to the middle comes next, with distances relative to the ranges'
-    widths. So the ranges set the grid's centre, and the number of trials sets its extent. Each place is tried with all
-    combinations of the other axes' values. If a neighbour of the best place has not been tried, in any range, the grid
-    grows there by a decade. Without a range, the grid has all combinations.
-    `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
-    `TPESampler` (Bergstra et al., 2011) for the scores known so far.
+    `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
+    with all combinations of the other axes' values. The place nearest to the ranges' middles comes next, with distances
+    relative to their widths. If a neighbour of the best place has not been tried, the grid grows there by a decade.
+    Without a range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with
+    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011).
     """
 
     space: Space
@@ -88,11 +85,10 @@ class Design:
         return self.combinations if self.sampler == "grid" else 1
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
-        """All points wanted so far, in the order in which they are tried; `UserError` if no design has this number.
+        """All points wanted so far, in their order; `UserError` if no design has this number.
 
-        Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
-        append points. If there are fewer than `total` once a grid has stopped growing, the next ones in the design's
-        order are added.
+        Those without a known score are to be tried next; when all have one, tuning has ended. New scores only append
+        points. If a grid has stopped growing with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         if trials < 1:

@@ -167,9 +167,9 @@ def common_trials(studies: Sequence[Study], least: int = 0) -> int:
 class StudyResult:
     """Results of a study, finished or not.
 
-    The trials are in the order of the design, of which `missing` points have not been tried; `scores` are by
-    `point_key`; `best` is the winner, None if no trial has a score; `fresh` are its runs on fresh seeds, `fresh_failed`
-    says why others failed, by seed; `todo` are the runs wanted now, with stored ones of the same round.
+    `missing` points have not been tried yet; `scores` are by `point_key`; `best` is None if no trial has a score;
+    `fresh` are its runs on fresh seeds, `fresh_failed` says why others failed, by seed; `todo` are the runs wanted now,
+    with stored ones of the same round.
     """
 
     study: Study
