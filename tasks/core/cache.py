@@ -18,7 +18,7 @@ from tasks.core.files import DataError, is_reading, refuse_if_reading
 
 _T = TypeVar("_T")
 
-FORMAT = 2
+FORMAT = 3
 """Incremented when the content or format of the cache changes."""
 
 
@@ -28,13 +28,8 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
 
 
-def converted_folder() -> Path:
-    """Folder of tables that were converted (`tasks.core.layouts`)."""
-    return cache_folder() / "tables"
-
-
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """The cached records of the file with this SHA-256, one for each tokenizer and length; `bytes` is their size."""
+    """The cached records of the file with this digest, one for each tokenizer and length; `bytes` is their size."""
     entries = []
     for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
         with suppress(OSError, ValueError, KeyError):
@@ -54,8 +49,8 @@ def cached_arrays(
     """The preprocessed text of a file, from the cache or newly computed. Several processes may request it at once.
 
     `make` computes arrays of these names, and a record of plain values with the number of tokens as `vocabulary`. They
-    depend on the file, given by its SHA-256, and on the plain values of `meaning`. The arrays are memory-mapped,
-    private to the process.
+    depend on the file, given by its digest, and on the plain values of `meaning`. The arrays are memory-mapped, private
+    to the process.
     """
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
     with _alone(folder):

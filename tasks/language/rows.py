@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.core.files import DataError, splits_of
 from tasks.language.labelled_text import TextData
-from tasks.language.text_source import TextSource
+from tasks.language.sources import TextSource
 
 _TEXTS, _LABEL = ("text", "second"), "label"
 
