@@ -182,15 +182,3 @@ def test_a_problem_without_an_answer_gives_the_reason() -> None:
     assert or_reason(3000, lambda: None) == "infeasible: no direction meets all constraints"
     assert or_reason(1, solve_hopeless) == "not solved: no luck"
     assert fact("not solved: no luck") == {"solved": False, "reason": "not solved: no luck"}
-
-
-def test_an_answer_is_kept_as_plain_numbers() -> None:
-    tokens, optimal = draw("normal", 3, 3, 5, seed=1)
-    both = or_reason(6, lambda: attention_svm(tokens, optimal)), separator(tokens[:, 0], torch.ones(3))
-    for optimum in both:
-        assert optimum is not None
-        assert not isinstance(optimum, str)
-        known = fact(optimum)
-        types = {"solved": bool, "norm": float, "support": int, "violation": float, "duality_gap": float}
-        assert {name: type(value) for name, value in known.items()} == types
-        assert known["norm"] == pytest.approx(float(optimum[0].norm()), rel=1e-12)

@@ -128,20 +128,6 @@ def test_stacked_logits_equal_their_definition(in_dims: Any) -> None:
     assert grad.is_contiguous() == W.is_contiguous()  # optimizers traverse both together
 
 
-@pytest.mark.parametrize(("cls", "data_cls"), BOTH)
-def test_accuracy_is_the_share_of_positive_margins(cls: Any, data_cls: Any) -> None:
-    data = data_cls(seed=1, n=50)
-    task = randomised(cls(data), 0.1)
-    x, signs = data.splits["train"].tokens, data.splits["train"].signs
-    u = task.decoder.u.detach() if cls is JointClassifier else data.decoder
-    weights = torch.softmax(torch.einsum("ntd,de,ne->nt", x, task.head.W.detach(), x[:, 0]), dim=1)
-    margins = signs * torch.einsum("nt,ntd,d->n", weights, x, u)
-    outcome = task.loss(data.batch("train", torch.arange(50)))
-    assert torch.equal(outcome.predictions == outcome.labels, margins > 0)
-    accuracy = task.metrics()["accuracy"](outcome.predictions, outcome.labels)
-    assert float(accuracy) == pytest.approx(float((margins > 0).double().mean()))
-
-
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
