@@ -83,11 +83,7 @@ class Muon(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch.
-
-        Args:
-            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
-        """
+        """Take one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
         loss = run_closure(closure)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

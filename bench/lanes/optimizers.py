@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bench.lanes.replay import Replay
 from optimizers import STEP_KEYWORDS
-from optimizers.closures import once_known
+from optimizers.step_size import once_known
 from optimizers.groups import Part
 from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optimizers.closures import once_known
+from optimizers.step_size import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm, whole
 from tasks.core.averaging import Average, Averaging
