@@ -113,8 +113,8 @@ TASKS = Registry(
         _theory(
             name="synthetic_joint",
             title="single-head self-attention classifier, attention and decoder trained, on a mixture of tokens",
-            module="tasks.theory.synthetic_joint:JointClassifier",
-            data="tasks.theory.synthetic_joint:MixtureTokenData",
+            module="tasks.theory.synthetic:JointClassifier",
+            data="tasks.theory.synthetic:MixtureTokenData",
             source=_PAPER_A,
             measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
             ranks_training=True,

@@ -17,8 +17,7 @@ from bench.train.runner import run
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.theory.saturated import attended_mean
-from tasks.theory.synthetic import AttentionClassifier, FixedDecoderData
-from tasks.theory.synthetic_joint import JointClassifier, MixtureTokenData
+from tasks.theory.synthetic import AttentionClassifier, FixedDecoderData, JointClassifier, MixtureTokenData
 from tasks.theory.token_classifier import TokenClassifier, TokenData, stacked_logits
 from tests.stored import read_curve, read_tables
 
@@ -175,7 +174,7 @@ def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
     """All measurements of the tasks of paper A, sample by sample in numpy."""
     W = task.head.W.detach().numpy()
     u = (task.decoder.u.detach() if isinstance(task, JointClassifier) else data.decoder).numpy()
-    W_mm = data.att_svm.W.numpy()
+    W_mm = data.att_svm[0].numpy()
     values: dict[str, float] = {
         "norm_W": np.sqrt((W**2).sum()),
         "alignment": (W * W_mm).sum() / np.sqrt((W**2).sum() * (W_mm**2).sum()),
@@ -222,7 +221,7 @@ def test_measurements_are_those_of_a_computation_by_hand(cls: Any, data_cls: Any
 def test_the_weight_off_the_optimum_is_never_rounded() -> None:
     data = FixedDecoderData(seed=0)
     task = AttentionClassifier(data).double()
-    task.head.W.data = 600 * data.att_svm.W
+    task.head.W.data = 600 * data.att_svm[0]
     with torch.no_grad():
         measured = task.measure()
     assert float(measured["min_margin"]) == pytest.approx(600)

@@ -356,17 +356,13 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "no record", "no folder", "not json"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "no record", "no folder", "not json"])
 def test_a_damaged_cache_is_made_again(harm: str, root: Path, own_cache: Path, encodings: list[Path]) -> None:
     expected = tokens_of(MNLIData(root, **SMALL))
     for folder in (own_cache / "tokens").glob("*-*[0-9a-f]"):
         ids = folder / "ids.npy"
-        content = bytearray(ids.read_bytes())
         if harm == "cut":
-            ids.write_bytes(content[:-100])
-        elif harm == "flipped":
-            content[-3] ^= 1
-            ids.write_bytes(content)
+            ids.write_bytes(ids.read_bytes()[:-100])
         elif harm == "gone":
             ids.unlink()
         elif harm == "no record":

@@ -7,7 +7,7 @@ batches (`tasks.core.order.BatchOrder`), so that little of a batch is padding.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class TextData(TaskData):
         lengths: tokens of each row of "train", int64 on the CPU.
     """
 
-    SOURCES: ClassVar[tuple[TextSource, ...]]
+    SOURCES: tuple[TextSource, ...]
     seeded = False
 
     def __init__(
@@ -99,7 +99,7 @@ class TextData(TaskData):
     ) -> None:
         check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
         check_range("max_length", max_length, 8, 2**16)
-        source = self.source = self._source(root, dataset)
+        source = self.source = find(self.SOURCES, root, dataset)
         source.require(root)
         files = source.files(root)
         self.digests = {split: sha256(*paths) for split, paths in files.items()}
@@ -126,10 +126,6 @@ class TextData(TaskData):
         encoded = {split: self._encoded(paths, self.digests[split]) for split, paths in files.items()}
         amounts = {split: rows for split, (_, rows) in encoded.items()}
         self._place({split: file for split, (file, _) in encoded.items()}, amounts, n_train, max_length)
-
-    def _source(self, root: Path, dataset: str | None) -> TextSource:
-        """The data set that this folder holds."""
-        return self.find(root, dataset)
 
     @classmethod
     def find(cls, root: Path, dataset: str | None = None) -> TextSource:
@@ -286,8 +282,7 @@ class Encoded(NamedTuple):
     def table(self, first: int) -> Tensor:
         """Start, length, tokens of the second text, label and groups of each row, int64 of shape (n, 5).
 
-        Args:
-            first: index of the file's first token among those of all files.
+        Starts are among the tokens of all files, with this file's from `first` on.
         """
         lengths = np.diff(self.ends, prepend=0)
         columns = [first + self.ends - lengths, lengths, self.second, self.labels, self.groups]
