@@ -149,19 +149,6 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"T": 1}, r"T=1 .* in \[2, inf\)"),
-        ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, (inf\)|1e\+100\])"),
-    ],
-)
-@pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
-def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        data_cls(**options)
-
-
 # -- measurements ---------------------------------------------------------------------------------------------------
 
 

@@ -116,19 +116,6 @@ def test_augmentation_depends_on_step_and_place() -> None:
     assert torch.equal(data.batch("train", rows)[0], TinyImages().batch("train", rows)[0])
 
 
-def test_bad_sizes_name_the_value_and_the_legal_range() -> None:
-    for options, message in (
-        ({"patch_size": 3}, "patch_size=3 does not divide"),
-        ({"num_heads": 5}, "num_heads=5 does not divide embed_dim=64"),
-        ({"depth": 0}, r"depth=0 .* at least 1"),
-        ({"dropout": 1.0}, r"dropout=1.0 .*\[0, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ViTClassifier(TinyImages(), **options)
-    with pytest.raises(ValueError, match=r"crop=9 .*\[0, 8\]"):
-        TinyImages(crop=9)
-
-
 def test_every_dropout_of_a_model_is_replaced() -> None:
     task = ViTClassifier(TinyImages(), dropout=0.5)
     use_batch_dropout(task, task.randomness)

@@ -25,7 +25,7 @@ from bench.config.options import read_options
 from bench.config.run_config import resolve
 from bench.run_summary import result_lines
 from bench.train.runner import StepRanges, build, make_trainer, run
-from tasks import TASKS, DataError, derive_seed
+from tasks import TASKS, DataError
 from tasks.core.cache import cached_tokens
 from tasks.core.order import BatchOrder
 from tasks.core.split import split_hash, validation_rows
@@ -229,16 +229,6 @@ def test_rows_with_lengths_come_once_an_epoch_at_their_batchs_width(n: int, batc
     assert len(set(rows)) == len(rows) > n - min(n, batch)
     assert set(rows) <= set(range(n))
     assert [order.width(step) for step in steps] == [int(lengths[each].max()) for each in batches]
-
-
-def test_without_lengths_the_order_is_unchanged() -> None:
-    order = BatchOrder(103, 10, 7, CPU)
-    for step in (0, 9, 10, 25):
-        epoch, batch = divmod(step, 10)
-        permutation = torch.randperm(103, generator=torch.Generator().manual_seed(derive_seed(7, epoch)))
-        assert torch.equal(order.rows(step), permutation[batch * 10 : batch * 10 + 10])
-        assert order.width(step) is None
-    assert torch.equal(BatchOrder(9, 9, 7, CPU).rows(4), torch.arange(9))
 
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------
@@ -478,14 +468,6 @@ def test_damaged_and_missing_files_are_named(root: Path, tmp_path: Path, monkeyp
         r" .*\(the package datasets is not installed: .*\); .*--data DIR or BENCH_DATA",
     ):
         MNLIData(tmp_path / "nowhere", **SMALL)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [({"vocab": 99}, r"vocab=99 .*\[100, 65536\]"), ({"max_length": 7}, "max_length=7")]
-)
-def test_options_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        MNLIData(root, **SMALL | options)
 
 
 def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
