@@ -68,10 +68,7 @@ class Muon(CheckedOptimizer):
         check_range("lr", group["lr"], 0)
         check_range("momentum", group["momentum"], 0, 1, open_high=True)
         check_range("weight_decay", group["weight_decay"], 0)
-        if not 0 <= group["ns_steps"] < 100:
-            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must be in [0, 100)")
-        if group["adjust"] not in ("original", "rms"):
-            raise ValueError(f"adjust={group['adjust']!r} is not known: it must be original or rms")
+        check_range("ns_steps", group["ns_steps"], 0, 100, open_high=True)
         for p in group["params"]:
             if p.ndim < 2:
                 raise ValueError(

@@ -51,8 +51,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         for beta in group["betas"]:
-            if not 0 <= beta < 1:
-                raise ValueError(f"betas={group['betas']} is out of range: each must be in [0, 1)")
+            check_range("betas", beta, 0, 1, open_high=True)
         check_range("eps", group["eps"], 0)
         check_range("weight_decay", group["weight_decay"], 0)
         check_range("warmup_steps", group["warmup_steps"], 0)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,29 +208,22 @@ IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions
 """The identities of WILDS (Koh et al. 2021); the Hub's own files have none of these columns."""
 
 
-def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_in: str = "") -> TextSource:
-    return TextSource(
-        folder=folder,
-        expected={"train": ("train.parquet", rows), "test": (test, test_rows)},
-        texts=("text",),
-        label="toxicity",
-        num_classes=2,
-        n_val=5_000,
-        salt="civil_comments",
-        threshold=0.5,
-        groups=IDENTITIES,
-        hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}) if hub else None,
-        stand_in=stand_in,
-    )
-
-
-CIVIL_COMMENTS = _comments("civil_comments", "test.parquet", 1_804_874, 97_320, hub=True)
-JIGSAW = _comments(
-    "jigsaw_toxicity",
-    "test_balanced.parquet",
-    159_571,
-    12_180,
-    hub=False,
+CIVIL_COMMENTS = TextSource(
+    folder="civil_comments",
+    expected={"train": ("train.parquet", 1_804_874), "test": ("test.parquet", 97_320)},
+    label="toxicity",
+    num_classes=2,
+    n_val=5_000,
+    salt="civil_comments",
+    threshold=0.5,
+    groups=IDENTITIES,
+    hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}),
+)
+JIGSAW = replace(
+    CIVIL_COMMENTS,
+    folder="jigsaw_toxicity",
+    expected={"train": ("train.parquet", 159_571), "test": ("test_balanced.parquet", 12_180)},
+    hub=None,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
 )
 
