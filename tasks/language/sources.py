@@ -108,15 +108,15 @@ class TextSource:
 
         texts = {*self.texts, *self.more}
         table = read_rows(path, texts | {old for old, new in self.renamed.items() if new in texts})
-        found = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
+        columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
         for name in names:
-            if name not in found:
+            if name not in columns:
                 hint = f", as {self.hub.name} on the Hugging Face Hub does" if self.hub else ""
                 raise DataError(
                     f"{path} has no column {name!r}, only {', '.join(table.column_names)}; it must have"
                     f" {', '.join(names)}{hint}"
                 )
-        table = table.select([found[name] for name in names]).rename_columns(names)
+        table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
             check_texts(path, table[name], name)
         if self.label not in names or not (self.classes or self.threshold):
