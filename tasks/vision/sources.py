@@ -3,6 +3,7 @@
 `TaskSpec.files` names a function for each task that reads files: it makes sure that they exist.
 """
 
+import urllib.request
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ class ImageSource:
         dataset: torchvision's class of that data set, which downloads it.
         archive: name of a tar archive of the folder, as published; empty for none.
         ending: of the files as published: `.gz` or nothing.
+        url: of a published file, asked for first, since torchvision takes seconds to import.
     """
 
     folder: str
@@ -27,6 +29,7 @@ class ImageSource:
     dataset: str
     archive: str = ""
     ending: str = ""
+    url: str = ""
 
     def find(self, root: Path) -> Path:
         """The folder of the files: where torchvision puts it, where unpacking an archive by hand does, or `root`."""
@@ -53,10 +56,11 @@ class ImageSource:
         archive = root / self.archive
         if archive.is_file() and not all(path.is_file() for path in self.files(root).values()):
             unpack(archive, root / self.folder, self.md5)
-        require_present(
-            self.files(root).values(),
-            lambda _: getattr(import_module("torchvision.datasets"), self.dataset)(str(root), download=True),
-        )
+        require_present(self.files(root).values(), lambda _: self._download(root))
+
+    def _download(self, root: Path) -> None:
+        with urllib.request.urlopen(self.url, timeout=10):
+            getattr(import_module("torchvision.datasets"), self.dataset)(str(root), download=True)
 
     def require_whole(self, root: Path) -> None:
         """Make sure that the files exist and are undamaged, or raise a DataError."""
@@ -74,6 +78,7 @@ MNIST = ImageSource(
     },
     dataset="MNIST",
     ending=".gz",
+    url="https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz",
 )
 CIFAR10 = ImageSource(
     "cifar-10-batches-py",
@@ -88,4 +93,5 @@ CIFAR10 = ImageSource(
     },
     dataset="CIFAR10",
     archive="cifar-10-python.tar.gz",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
 )
