@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torchvision.datasets import CIFAR10
 
-from tasks.vision.cifar10 import CIFAR10Data
-from tasks.vision.images import ImageData
+from tasks.vision.images import CIFAR10Data, ImageData
 
 
 class Images(NamedTuple):

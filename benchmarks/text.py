@@ -18,7 +18,7 @@ from tasks import BatchRandomness
 from tasks.core.order import BatchOrder
 from tasks.core.split import validation_rows
 from tasks.language import labelled_text
-from tasks.language.mnli import MNLIData
+from tasks.language.labelled_text import MNLIData
 
 BATCH = 32
 _CPU = torch.device("cpu")
@@ -46,11 +46,11 @@ def measure(quick: bool) -> list[Row]:
 
 def tokenising(data: MNLIData, root: Path, source: str, quick: bool) -> list[Row]:
     """Reading, checking, tokenising and packing the training pairs, against the tokenizer alone on texts in memory."""
-    path = data.source.paths(root)["train"]
-    table = pq.read_table(path)
+    paths = data.source.files(root)["train"]
+    table = data.source.read(paths, data.source.texts)[0]
     texts = list(zip(*(table[name].to_pylist() for name in data.source.texts), strict=True))
     raw = timed(lambda: data.tokenizer.encode_batch(texts))
-    ours = timed(lambda: labelled_text._encode(data.source, path, (), data.tokenizer))
+    ours = timed(lambda: labelled_text._encode(data.source, paths, (), data.tokenizer))
     measured = alternate(raw, {"ours": ours}, 1 if quick else 5)["ours"]
     what = f"tokenise {len(texts):,} pairs of {source}"
     return [

@@ -21,9 +21,6 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
     A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
     called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
-
-    Args:
-        cls: any optimizer.
     """
     step: Any = cls.step  # with any arguments
     parameters = list(inspect.signature(step).parameters.values())[1:]
@@ -72,11 +69,7 @@ def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
-    """Traits of a class without declarations, from a step on a small problem; none if defaults do not suffice.
-
-    Args:
-        cls: an optimizer whose `step` takes a closure (`adapted`).
-    """
+    """Traits of an `adapted` class without declarations, from a step on a small problem; none if that fails."""
     for create_graph in (False, True):
         try:
             with (

@@ -29,12 +29,9 @@ RESERVED = {*ROLES, REST}
 class Parameter:
     """Facts about a trained parameter.
 
-    Attributes:
-        name: dotted.
-        shape: of the tensor. A tensor of the role `matrix` with more than two dimensions is a stack of matrices.
-        role: its function in the model.
-        pieces: number of matrices of the same shape stacked along its rows (3 for queries, keys and values in one
-            tensor). A method for matrices treats them separately.
+    A tensor of the role `matrix` with more than two dimensions is a stack of matrices. `pieces` is the number of
+    matrices of the same shape stacked along its rows (3 for queries, keys and values in one tensor), which methods for
+    matrices treat separately.
     """
 
     name: str
@@ -121,13 +118,12 @@ def _part(
             )
     declared = _declared(spec, [parameters[i] for i in indices], common)
     members: dict[Any, tuple[list[int], dict[str, Any]]] = {}
-    for i, own_values in zip(indices, declared, strict=True):
-        parameter = parameters[i]
-        group_values = dict(own_values) | by_role.get(parameter.role, {})
-        pieces = parameter.pieces if spec.traits.by_piece else 1
+    for i, values_of_parameter in zip(indices, declared, strict=True):
+        role, pieces = parameters[i].role, parameters[i].pieces if spec.traits.by_piece else 1
         # By role and not by values, so that runs with different values have the same groups.
-        key = repr(sorted(own_values.items())), parameter.role if parameter.role in by_role else None, pieces
-        members.setdefault(key, ([], group_values | ({"pieces": pieces} if pieces > 1 else {})))[0].append(i)
+        key = repr(sorted(values_of_parameter.items())), role if role in by_role else None, pieces
+        group_values = {**values_of_parameter, **by_role.get(role, {})} | ({"pieces": pieces} if pieces > 1 else {})
+        members.setdefault(key, ([], group_values))[0].append(i)
     groups = [
         ParameterGroup(tuple(places), group_values, tuple(dict.fromkeys(parameters[i].role for i in places)))
         for places, group_values in members.values()
@@ -150,8 +146,8 @@ def _declared(
     if len(declared) != len(parameters) or not all(isinstance(item, Mapping) for item in declared):
         kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in declared)) or "nothing"
         raise ValueError(
-            f"{spec.groups} returns {len(declared)} values ({kinds}) for {len(parameters)} parameters; it must return"
-            " one mapping for each"
+            f"{spec.groups} returns {len(declared)} values ({kinds}) for {len(parameters)} parameters, not a mapping"
+            " for each"
         )
     return declared
 

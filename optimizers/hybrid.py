@@ -61,10 +61,7 @@ class Hybrid(Optimizer):
     """Several optimizers as one: each updates its own parameters, after one evaluation of the closure.
 
     Its groups are the groups of the parts, so that schedules, scalers and hooks see all of them. Norms passed to a part
-    are over its parameters only.
-
-    Args:
-        parts: optimizers of different parameters; the curve shows the first one's step sizes.
+    are over its parameters only. The curve shows the first part's step sizes.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -110,16 +107,15 @@ class Hybrid(Optimizer):
 
     def eval(self) -> None:
         """Switch parts with separate evaluation weights to them."""
-        self._switch("eval")
+        for part in self.parts:
+            if hasattr(part, "eval"):
+                part.eval()
 
     def train(self) -> None:
         """Switch them back."""
-        self._switch("train")
-
-    def _switch(self, mode: str) -> None:
         for part in self.parts:
-            if callable(getattr(part, mode, None)):
-                getattr(part, mode)()
+            if hasattr(part, "train"):
+                part.train()
 
     def state_dict(self) -> dict[str, Any]:
         """The parts' states as the state of one optimizer, with parameters numbered consecutively.

@@ -66,9 +66,7 @@ class MoMo(StepSizeOptimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Take one step and return the loss; `.grad` must hold the gradient of the whole batch, and the loss be of it.
 
-        Args:
-            closure: re-evaluates the model and returns the loss, averaged like the gradient.
-            loss: the loss, instead of a closure.
+        The closure returns the loss, averaged like the gradient; `loss` is the loss instead of a closure.
         """
         value = self._loss(closure, loss)
         groups, norm = self._collect(None)

@@ -68,10 +68,7 @@ class Muon(CheckedOptimizer):
         check_range("lr", group["lr"], 0)
         check_range("momentum", group["momentum"], 0, 1, open_high=True)
         check_range("weight_decay", group["weight_decay"], 0)
-        if not 0 <= group["ns_steps"] < 100:
-            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must be in [0, 100)")
-        if group["adjust"] not in ("original", "rms"):
-            raise ValueError(f"adjust={group['adjust']!r} is not known: it must be original or rms")
+        check_range("ns_steps", group["ns_steps"], 0, 100, open_high=True)
         for p in group["params"]:
             if p.ndim < 2:
                 raise ValueError(
@@ -83,11 +80,7 @@ class Muon(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch.
-
-        Args:
-            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
-        """
+        """Take one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
         loss = run_closure(closure)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

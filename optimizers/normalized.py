@@ -58,8 +58,7 @@ class SNGD(StepSizeOptimizer):
 
         Args:
             closure: optional; re-evaluates the model and returns the loss, which `step` returns.
-            loss_grad_norm: norm of the loss's gradient, 0-dim, where `.grad` no longer holds that gradient because it
-                was clipped; computed from `.grad` if not given.
+            loss_grad_norm: norm of the gradient before clipping, 0-dim; by default that of `.grad`.
         """
         loss = run_closure(closure)
         groups, norm = self._collect(loss_grad_norm)

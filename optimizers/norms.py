@@ -23,16 +23,11 @@ def whole(value: Any) -> Any:
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all elements of all tensors together.
+    """Euclidean norm of all elements of all dense real tensors together, over all shards; 0 for an empty list.
 
-    Args:
-        tensors: dense real tensors of any shape, dtype and device; sharded ones (DTensor) count with all
-            their shards. Gradients of DDP replicas are equal on every rank, so they need no reduction.
-
-    Returns:
-        A 0-dim tensor of shape () on the device of the first tensor, float32 or, for float64 input, float64.
-        Nothing is copied to the host. An empty list has norm 0. Squares are summed without scaling: gradients below
-        about 1e-19 in float32 (1e-154 in float64) lose precision and then count as 0.
+    It is 0-dim on the device of the first tensor, float32 or, for float64 input, float64; nothing is copied to the
+    host. Squares are summed without scaling: numbers below about 1e-19 in float32 (1e-154 in float64) lose precision
+    and then count as 0.
     """
     if not tensors:
         return torch.zeros(())

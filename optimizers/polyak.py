@@ -38,9 +38,7 @@ class _Polyak(StepSizeOptimizer, ABC):
             closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
                 number of micro-batches, and equal on all ranks).
             loss: the loss, instead of a closure.
-            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
-                clipped: the step size then uses the unclipped gradient, and the update follows the clipped one.
-                Computed from `.grad` if not given.
+            loss_grad_norm: norm of the gradient before clipping, which sets the step size; by default that of `.grad`.
         """
         value = self._loss(closure, loss)
         groups, norm = self._collect(loss_grad_norm)
@@ -90,18 +88,9 @@ class SPS(_Polyak):
         *,
         fused: bool | None = None,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            c=c,
-            max_step=max_step,
-            f_star=f_star,
-            gamma=gamma,
-            batches_per_epoch=batches_per_epoch,
-            # The last step, for smoothing. The group stores it because `load_state_dict` would round a value in
-            # `state` to the parameter's dtype.
-            last_step=None,
-        )
-        super().__init__(params, defaults, fused)
+        defaults = dict(lr=lr, c=c, max_step=max_step, f_star=f_star, gamma=gamma, batches_per_epoch=batches_per_epoch)
+        # The last step, for smoothing, is in the group: loading would round a value in `state` to a parameter's dtype.
+        super().__init__(params, defaults | {"last_step": None}, fused)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -159,14 +148,17 @@ def _step_sizes(
     loss: Tensor, norm: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """The step before and after its cap, times lr, and the last step for smoothing; of a group, or of one run."""
+    raw = _raw_step(loss, norm, hparams)
+    step, last_step = _capped(raw, last_step, hparams)
+    return (hparams["lr"] * raw, (hparams["lr"] * step).clamp(max=torch.finfo(raw.dtype).max)), last_step
+
+
+def _raw_step(loss: Tensor, norm: Tensor, hparams: Mapping[str, Any]) -> Tensor:
+    """The step without lr and cap."""
     excess = (loss - hparams["f_star"]).clamp(min=0)
     # Two divisions: the square of a small norm would underflow.
     raw = safe_divide(safe_divide(excess, norm), norm) / hparams["c"]
-    # Finite, or lr = 0 and zero elements of the gradient would give NaN.
-    largest = torch.finfo(raw.dtype).max
-    raw = raw.clamp(max=largest)
-    step, last_step = _capped(raw, last_step, hparams)
-    return (hparams["lr"] * raw, (hparams["lr"] * step).clamp(max=largest)), last_step
+    return raw.clamp(max=torch.finfo(raw.dtype).max)  # or lr = 0 and zero elements of the gradient would give NaN
 
 
 def _capped(raw: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -216,13 +208,11 @@ def length_capped(
     grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams, *, loss_grad_norm: Norm = None
 ) -> tuple[Tensors, State]:
     """One step of `LengthSPS` as a pure function (`OptimizerSpec.update`)."""
-    sizes = _sizes_by_length(loss, pure.norm(grads) if loss_grad_norm is None else loss_grad_norm, hparams)
+    norm = pure.norm(grads) if loss_grad_norm is None else loss_grad_norm
+    sizes = _sizes_by_length(loss, norm, hparams)
     return pure.descend(params, grads, sizes[1]), {"step_sizes": sizes}
 
 
 def _sizes_by_length(loss: Tensor, norm: Tensor, hparams: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The step before and after its cap, times lr."""
-    excess = (loss - hparams["f_star"]).clamp(min=0)
-    raw = (safe_divide(safe_divide(excess, norm), norm) / hparams["c"]).clamp(max=torch.finfo(norm.dtype).max)
-    cap = safe_divide(hparams["max_length"], norm)
+    raw, cap = _raw_step(loss, norm, hparams), safe_divide(hparams["max_length"], norm)
     return hparams["lr"] * raw, hparams["lr"] * torch.minimum(raw, cap)

@@ -44,38 +44,21 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         weight_decay: float = 0.0,
         warmup_steps: int = 0,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            # Python numbers, which loading does not round: steps done, sum of the weights of x.
-            done=0,
-            weight_sum=0.0,
-            training=True,
-        )
-        super().__init__(params, defaults)
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        # Python numbers, which loading does not round: steps done, sum of the weights of x.
+        super().__init__(params, defaults | dict(done=0, weight_sum=0.0, training=True))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         for beta in group["betas"]:
-            if not 0 <= beta < 1:
-                raise ValueError(f"betas={group['betas']} is out of range: each must be in [0, 1)")
+            check_range("betas", beta, 0, 1, open_high=True)
         check_range("eps", group["eps"], 0)
         check_range("weight_decay", group["weight_decay"], 0)
         check_range("warmup_steps", group["warmup_steps"], 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch.
-
-        Args:
-            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
-
-        Raises:
-            RuntimeError: it is in eval mode.
-        """
+        """Take one step; `.grad` must hold the gradient of the whole batch. In eval mode it is a RuntimeError."""
         loss = run_closure(closure)
         for group in self.param_groups:
             if not group["training"]:
@@ -136,14 +119,8 @@ def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams:
     """One step as a pure function (`OptimizerSpec.update`); `evaluated` is x."""
     lr, (beta1, beta2), decay = hparams["lr"], hparams["betas"], hparams["weight_decay"]
     if not state:
-        zero = torch.zeros_like(lr)
-        state = {
-            "z": params,
-            "evaluated": params,
-            "v": [torch.zeros_like(p) for p in params],
-            "done": zero,
-            "weight_sum": zero,
-        }
+        zero, v = torch.zeros_like(lr), [torch.zeros_like(p) for p in params]
+        state = {"z": params, "evaluated": params, "v": v, "done": zero, "weight_sum": zero}
     done = state["done"] + 1
     lr = lr * (done / max(1, hparams["warmup_steps"])).clamp(max=1)
     weight_sum = state["weight_sum"] + lr.square()

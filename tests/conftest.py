@@ -154,7 +154,7 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             resources.append((name.removesuffix(".gz"), hashlib.md5(content).hexdigest()))
     for name, digest in resources:
         monkeypatch.setitem(MNIST.md5, name, digest)
-    monkeypatch.setattr("tasks.vision.mnist.MNISTData.n_val", 20)
+    monkeypatch.setattr("tasks.vision.images.MNISTData.n_val", 20)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

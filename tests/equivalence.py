@@ -281,16 +281,6 @@ def scale_of_gradients(case: Case, precision: str) -> float:
     return (sum(squares) / len(squares)) ** 0.5
 
 
-def ignored_by_loss(task: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> set[str]:
-    """Names of the parameters whose gradient is rounding error only; an unused parameter is an error.
-
-    In float64 such a gradient is 1e-16 of the largest one, and the others are far more than 1e-10 of it.
-    """
-    params = dict(task.double().named_parameters())
-    sizes = [float(g.abs().max()) for g in torch.autograd.grad(loss_of(task), list(params.values()))]
-    return {name for name, size in zip(params, sizes, strict=True) if size <= 1e-10 * max(sizes)}
-
-
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Largest absolute difference of two sets of weights."""
     assert a.keys() == b.keys()

@@ -170,19 +170,6 @@ def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
         torch.testing.assert_close(row, module(x[0], mask), rtol=0, atol=1e-13)
 
 
-@each_kind
-def test_padding_changes_no_output(kind: str) -> None:
-    module, x = make(kind), torch.randn(B, T, D)
-    mask = torch.ones(B, 1, 1, T + 5, dtype=torch.bool)
-    mask[..., T:] = False
-    wide = torch.cat([x, 9 * torch.randn(B, 5, D)], 1)
-    torch.testing.assert_close(module(wide, mask)[:, :T], module(x), rtol=0, atol=1e-13)
-    mask[0] = False
-    for value in gradients(module, wide, mask, torch.randn(wide.shape)):
-        assert bool(value.isfinite().all())
-    torch.testing.assert_close(module(wide, mask)[0], module.proj.bias.expand(T + 5, D))
-
-
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("options", [{"causal": True, "query_chunk": 3}, {"rotary": True}, {"window": 1}])
 def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]) -> None:
@@ -340,42 +327,12 @@ def test_standard_attention_of_the_vit_is_timms_bit_for_bit() -> None:
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-VITS: dict[str, dict[str, Any]] = {
-    "standard": {},
-    "fixed_head": {"attention": "fixed_head", "num_heads": 3},
-    "dcmha": {"attention": "dcmha"},
-}
-each_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@each_vit
-def test_lanes_of_a_vit_equal_single_runs(options: dict[str, Any]) -> None:
-    tasks_ = [in_training(vit(seed, dropout=0.2, **options)) for seed in range(3)]
-    batch = images().batch("train", slice(0, 6))
-    names = [name for name, _ in tasks_[0].named_parameters()]
-    stacked = {n: torch.stack([t.get_parameter(n).detach() for t in tasks_]).requires_grad_() for n in names}
-    outcome = tasks_[0].loss_at(stacked, batch)
-    together = torch.autograd.grad(outcome.loss.sum(), [stacked[n] for n in names])
-    for i, task in enumerate(tasks_):
-        alone = task.loss(batch)
-        torch.testing.assert_close(outcome.loss[i], alone.loss)
-        for grad, expected in zip(together, torch.autograd.grad(alone.loss, list(task.parameters())), strict=True):
-            torch.testing.assert_close(grad[i], expected, rtol=1e-9, atol=1e-12)
-
-
 # -- language ---------------------------------------------------------------------------------------------------------
 
 
 def bert(seed: int = 0, **options: Any) -> TextClassifier:
     torch.manual_seed(seed)
     return TextClassifier(TinyText(), **{"scratch": True, "width": 8, "num_heads": 2, **options})
-
-
-BERTS: dict[str, dict[str, Any]] = {
-    "fixed_head": {"attention": "fixed_head", "num_heads": 3},
-    "dcmha": {"attention": "dcmha"},
-}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
-import bench.lanes.engine
 from bench.boards.collect import collect
 from bench.boards.shared import flags
 from bench.config import run_config as config_module
@@ -36,7 +35,7 @@ from tasks.core.averaging import Average, Averaging
 from tests import tiny
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
-from tests.test_lanes import NET, Silent, block, elsewhere, fits, gap, lanes_of, lrs, train
+from tests.test_lanes import NET, block, fits, gap, lanes_of, lrs
 from tests.test_resume import outcome
 
 pytestmark = pytest.mark.numeric
@@ -212,21 +211,6 @@ def tables(store: Path, result: RunResult) -> dict[str, dict[str, list[Any]]]:
     return {name: {k: v.tolist() for k, v in table.items()} for name, table in stored.items()}
 
 
-@each_average
-def test_curves_are_of_the_weights_and_metrics_of_the_average(kind: str, store: Path) -> None:
-    usual = {"trainer__measure_every": 10, "trainer__val_every": 7}
-    more = {name.replace(".", "__"): value for name, value in WORDS[kind].items()}
-    plain, averaged = fit(store, **usual), fit(store, **usual, **more)
-    rare = fit(store, **usual | {"trainer__val_every": 1000}, **more)
-    curves = [tables(store, result)["curve"] for result in (plain, averaged, rare)]
-    assert curves[0] == curves[1] == curves[2]
-    assert averaged.final == rare.final != plain.final
-    assert [row["step"] for row in averaged.validations] == [row["step"] for row in plain.validations]
-    measured = [tables(store, result)["measurements"] for result in (plain, averaged, rare)]
-    assert gap(measured[1], measured[2]) < 1e-12  # the rounding of points measured together depends on their number
-    assert measured[0]["test_loss"][-1] != measured[1]["test_loss"][-1]
-
-
 def test_a_run_says_that_its_method_averages_by_itself(store: Path) -> None:
     plain, averaged = fit(store, "sfadamw"), fit(store, "sfadamw", trainer__average="ema")
     assert (plain.final, tables(store, plain)) == (averaged.final, tables(store, averaged))
@@ -352,28 +336,6 @@ def test_averaged_lanes_equal_single_runs(kind: str, opt: str, words: dict[str, 
     assert gap([lane["curve"] for lane in lanes], [lane["curve"] for lane in plain]) == 0
     finals = [[lane["record"]["metrics"]["final"]["loss"] for lane in block_] for block_ in (lanes, plain)]
     assert (gap(*finals) == 0) == (opt == "sfadamw")
-
-
-@pytest.mark.deep
-@each_average
-def test_replayed_lanes_have_the_same_averages(kind: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"task__n": 8, "task__T": 4, "task__d": 6, "trainer__max_steps": 40}
-    grid = block(store, "synthetic", "adam", lrs(0.05, 0.2), **small, **in_lanes(kind))
-    plain = lanes_of(elsewhere(grid))
-    monkeypatch.setattr(bench.lanes.engine, "REPLAYED_FROM", 1)
-    assert gap(lanes_of(grid), plain) == 0
-    assert gap(plain, fits(grid)) < 1e-9
-
-
-@pytest.mark.deep
-@each_average
-@pytest.mark.usefixtures("net")
-def test_a_stopped_block_resumes_its_averages(kind: str, store: Path) -> None:
-    grid = block(store, "net", "adam", lrs(0.05, 1e200), **in_lanes(kind))
-    whole = lanes_of(elsewhere(grid))
-    stop = StopRequest()
-    assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None
-    assert gap(lanes_of(grid), whole) == 0
 
 
 @pytest.mark.deep

@@ -16,9 +16,8 @@ import torch
 
 from tasks.core.files import DataError
 from tasks.language.corpus import CorpusData
-from tasks.language.mnli import MNLIData
-from tasks.language.sst2 import SST2Data
-from tasks.vision.mnist import MNISTData
+from tasks.language.labelled_text import MNLIData, SST2Data
+from tasks.vision.images import MNISTData
 from tasks.vision.sources import CIFAR10, ImageSource
 from tests.conftest import Cli
 
@@ -56,7 +55,7 @@ def test_cifar10_is_found_in_a_folder_of_its_archive(real_data: Path, tmp_path: 
 def test_an_archive_beside_its_folder_is_unpacked(tmp_path: Path, cut: int) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_bytes(np.random.default_rng(0).bytes(5000))
-    source = ImageSource("mine", {"a": ""}, "http://127.0.0.1:9/mine.tar.gz")
+    source = ImageSource("mine", {"a": ""}, "none", "mine.tar.gz")
     with tarfile.open(tmp_path / "mine.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "mine", "mine")
     content = (tmp_path / "mine" / "a").read_bytes()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import tasks.theory.multihead
-from tasks.core.seeding import derive_seed
 from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
 
 pytestmark = pytest.mark.numeric
@@ -179,25 +178,6 @@ def test_a_problem_belongs_to_its_seed(cls: type[MixtureData] | type[PlantedData
         assert not torch.equal(first.batch(split, ALL)[0], other.batch(split, ALL)[0])
     rows = torch.cat([first.batch(split, slice(50))[0] for split in ("train", "val", "test")]).flatten(1)
     assert len(rows.unique(dim=0)) == len(rows) == 150  # no sequence is in two splits
-
-
-def test_the_mixture_of_a_seed_stays_the_same() -> None:
-    def stream(purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(derive_seed(7, purpose))
-
-    data = MixtureData(seed=7, n=30, n_test=20, T=6, zeta=0.3, d=9, M=4, S=1.5, nu_norm=0.5, sigma=0.3)
-    means = torch.linalg.qr(torch.randn(9, 6, generator=stream("means"), dtype=torch.float64)).Q.T
-    mu, nu = 1.5 * means[:2], 0.5 * means[2:]
-    for split, n in (("train", 30), ("test", 20)):
-        generator = stream(split)
-        labels = torch.randint(0, 2, (n,), generator=generator)
-        relevant = torch.rand(n, 6, generator=generator, dtype=torch.float64).argsort(dim=1) < 2
-        kinds = torch.randint(0, 4, (n, 6), generator=generator)
-        noise = torch.randn(n, 6, 9, generator=generator, dtype=torch.float64)
-        tokens = torch.where(relevant[..., None], mu[labels][:, None], nu[kinds] + 0.3 * noise)
-        assert all(map(torch.equal, data.batch(split, ALL), (tokens, 2 * labels.double() - 1, labels)))
-        if split == "train":
-            assert torch.equal(data.relevant_NT, relevant.double())
 
 
 def test_bad_values_name_the_value_and_the_legal_range() -> None:

@@ -2,11 +2,10 @@
 
 import ast
 import inspect
-import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,6 @@ def test_steps_equal_the_formula_in_float64(case: Case) -> None:
 
 vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).filter(lambda v: max(map(abs, v)) > 1e-3)
 rates = st.floats(1e-4, 1e2)
-distances = st.floats(0.01, 100) | st.floats(-100, -0.01)
 
 
 def moved(cls: Any, gradients: list[list[float]], **arguments: Any) -> Tensor:
@@ -126,15 +124,6 @@ def test_a_normalised_step_has_the_length_lr(gradients: list[list[float]], lr: f
         assert float(moved(cls, gradients, lr=lr).norm()) == pytest.approx(lr, rel=1e-12)
 
 
-@properties
-@given(gradients=st.lists(vectors, min_size=1, max_size=4), lr=rates, scale=st.floats(1e-6, 1e6))
-def test_scaling_the_loss_does_not_change_a_normalised_step(
-    gradients: list[list[float]], lr: float, scale: float
-) -> None:
-    scaled = [[scale * g for g in vector] for vector in gradients]
-    torch.testing.assert_close(moved(SNGD, scaled, lr=lr), moved(SNGD, gradients, lr=lr), rtol=1e-12, atol=1e-14 * lr)
-
-
 @pytest.mark.parametrize(("cls", "loss"), [(NGD, {}), (SNGD, {}), (PS, {"loss": 2.0}), (SPS, {"loss": 2.0})])
 def test_the_norm_before_clipping_sets_the_step(cls: Any, loss: dict[str, float]) -> None:
     """So raw step size times gradient norm means the same for all: the step length without cap and clipping."""
@@ -148,16 +137,6 @@ def test_the_norm_before_clipping_sets_the_step(cls: Any, loss: dict[str, float]
 
 
 # ---- Properties of Polyak steps --------------------------------------------------------------------------------------
-
-
-@properties
-@given(a=st.floats(0.1, 10), b=st.floats(-100, 100), away=distances, f_star=st.floats(-10, 10))
-def test_sps_lands_on_the_minimum_of_a_quadratic(a: float, b: float, away: float, f_star: float) -> None:
-    x = nn.Parameter(torch.tensor(b + away, dtype=torch.float64))
-    loss = a / 2 * (x - b) ** 2 + f_star
-    loss.backward()
-    SPS([x], c=0.5, f_star=f_star).step(loss=loss)
-    assert x.item() == pytest.approx(b, rel=1e-10, abs=1e-10)
 
 
 @properties
@@ -215,23 +194,6 @@ def test_smoothing_survives_a_step_of_length_zero(loss: float, gradient: float, 
 # ---- Groups, schedules, frozen parameters ----------------------------------------------------------------------------
 
 
-# MoMo's weight decay is a proximal step, which is not linear in lr.
-LINEAR = [
-    c for c in CASES if not c.cap_binds and not (OPTIMIZERS[c.name].traits.coupled and "weight_decay" in c.arguments)
-]
-
-
-@pytest.mark.parametrize("case", LINEAR, ids=str)
-def test_a_groups_lr_scales_only_its_first_move(case: Case) -> None:
-    plain, scaled = start(name=case.name), start(name=case.name)
-    train(build(case, plain), plain, 1)
-    train(build(case, [{"params": scaled[:1], "lr": 3 * case.arguments["lr"]}, {"params": scaled[1:]}]), scaled, 1)
-    before = start(name=case.name)
-    for i, (p, q, w) in enumerate(zip(plain, scaled, before, strict=True)):
-        factor = 1 if i else 3
-        torch.testing.assert_close(q - w, factor * (p - w), rtol=1e-10, atol=1e-14)
-
-
 # ---- Zero and tiny gradients -----------------------------------------------------------------------------------------
 
 
@@ -255,13 +217,6 @@ def test_tiny_gradients_give_no_nan(case: Case, fused: bool | None, gradient: tu
                 assert p.isfinite().all(), (dtype, size, p)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype, sizes in TINY[:2] for size in sizes])
-def test_tiny_gradients_make_no_step_longer_than_lr(dtype: torch.dtype, size: float) -> None:
-    p = point(0.0, grad=(size,), dtype=dtype)
-    SNGD([p], lr=0.01).step()
-    assert -0.01 * 1.00001 <= p.item() <= 0
-
-
 @every_own
 @pytest.mark.parametrize("fused", [None, False])
 def test_steps_beyond_half_precision_spare_zero_elements(cls: Any, fused: bool | None) -> None:
@@ -280,23 +235,6 @@ def test_a_nan_in_the_gradient_shows_in_the_weights(cls: Any) -> None:
 
 
 # ---- State -----------------------------------------------------------------------------------------------------------
-
-
-@every_case
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtype: torch.dtype) -> None:
-    params = start(dtype, case.name)
-    opt = build(case, params)
-    train(opt, params, 5)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    resumed = [nn.Parameter(value) for value in values(params)]
-    train(opt, params, 5)
-    file.seek(0)
-    again = build(case, resumed)
-    again.load_state_dict(torch.load(file, weights_only=True))
-    train(again, resumed, 5)
-    assert same(params, resumed)
 
 
 # ---- Update paths and odd tensors ------------------------------------------------------------------------------------
@@ -344,12 +282,6 @@ def large(device: str) -> Iterator[nn.Parameter]:
         p = nn.Parameter(torch.zeros(shape, device=device))
         p.grad = torch.ones(shape, device=device)
         yield p
-
-
-@pytest.mark.parametrize("read", [float, bool, torch.Tensor.item, lambda t: 1 if t > 0 else 0])
-def test_the_watch_sees_a_host_synchronisation(read: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(AssertionError, match=r"_local_scalar_dense|item|nonzero"), Watch():
-        read(torch.ones(()))
 
 
 @every_own_case

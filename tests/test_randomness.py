@@ -37,13 +37,6 @@ def test_words_are_the_published_generators_numbers() -> None:
     assert words.flatten()[1:].numpy().view(np.uint64).tolist() == splitmix(key, 299).tolist()
 
 
-def test_keys_differ_by_each_part_and_their_order() -> None:
-    parts = [(a, b, c) for a in range(20) for b in range(20) for c in range(20)]
-    assert len({_key(*words) for words in parts}) == len(parts)
-    assert _key(0) == 0xE220A8397B1DCDAF
-    assert 0 <= _key((1 << 63) - 1, (1 << 63) - 1, 5) < 1 << 64
-
-
 @given(
     size=st.integers(1, 300),
     cut=st.integers(1, 300),
@@ -61,17 +54,6 @@ def test_numbers_are_the_same_however_the_batch_is_cut(
 
     parts = [drawn(first, min(first + cut, size)) for first in range(0, size, cut)]
     assert torch.equal(torch.cat(parts), drawn(0, size))
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 2, 7), (5, 0), (0, 3)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_numbers_have_the_shape_that_is_asked_for(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    where, like = at(slice(2, 2 + shape[0])), torch.empty(shape, dtype=dtype)
-    assert not where.drawn
-    assert where.keep(1, like, 0.3).shape == where.uniform(1, like).shape == like.shape
-    assert where.drawn
-    assert where.uniform(1, like).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert BatchDropout(0.3, where, 1)(like).dtype == dtype
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-6, 0.3, 0.5, 0.999999])

@@ -330,14 +330,6 @@ def test_faulty_roles_and_pieces_are_named(roles_: Any, pieces: Any, said: str) 
         described(nn.Sequential(nn.Linear(4, 6)), roles_, pieces)
 
 
-def test_faulty_roles_of_a_task_are_reported_in_one_line(cli, tmp_path: Path, monkeypatch: Any) -> None:
-    tiny.register()
-    monkeypatch.setattr("tasks.vision.vit.ViTClassifier.roles", {"model.haed.weight": "head"})
-    answer = cli("fit", "--task", "tiny", "--opt", "adamw", "--device", "cpu", "--store", tmp_path)
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "task tiny: roles of ViTClassifier: it has no parameter model.haed.weight" in answer.err
-
-
 NAMED = """
 import torch
 

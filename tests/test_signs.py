@@ -1,8 +1,6 @@
 """Early output: refusals before torch is imported, the first lines on a terminal, and progress bars."""
 
 import fcntl
-import hashlib
-import http.server
 import io
 import json
 import os
@@ -11,12 +9,8 @@ import re
 import struct
 import subprocess
 import sys
-import tarfile
 import termios
-import threading
-from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +18,6 @@ from typing import Any
 import pytest
 
 from bench.progress import Progress, clock, doing, say
-from tasks.core.files import DataError, md5
-from tasks.vision.sources import ImageSource
 
 WITHOUT_TORCH = """
 import os
@@ -85,52 +77,6 @@ def test_early_faults_are_reported_without_torch(words: str, said: str, tmp_path
     line = done.stderr.splitlines()[-1]
     assert line.startswith("bench: error: ")
     assert said in line
-
-
-class Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        """Log nothing."""
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A server's address, and the folder that it serves."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    handler = partial(Silent, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/", folder
-        server.shutdown()
-
-
-def test_missing_files_are_fetched_and_others_are_left_alone(served: tuple[str, Path], tmp_path: Path) -> None:
-    url, folder = served
-    digests = {}
-    (folder / "mine").mkdir()
-    for name in ("a", "b"):
-        (folder / "mine" / name).write_text(name)
-        digests[name] = hashlib.md5(name.encode()).hexdigest()
-    with tarfile.open(folder / "mine.tar.gz", "w:gz") as archive:
-        archive.add(folder / "mine", "mine")
-    for place in (f"{url}mine/", f"{url}mine.tar.gz"):
-        root = tmp_path / ("files" if place.endswith("/") else "archive")
-        source = ImageSource("mine", digests, place)
-        source.require_whole(root)
-        assert {path.name: md5(path) for path in (root / "mine").iterdir()} == digests
-        (root / "mine" / "a").write_text("mine")
-        (root / "mine" / "b").unlink()
-        source.require(root)
-        assert (root / "mine" / "a").read_text() == "mine"
-        with pytest.raises(DataError, match=r"damaged data file .*a: 4 bytes"):
-            source.require_whole(root)
-    (folder / "mine" / "b").unlink()
-    (root / "mine" / "b").unlink()
-    with pytest.raises(DataError, match=r"missing data: b expected in .*, and downloading failed \(.*404.*\); copy"):
-        ImageSource("mine", digests, f"{url}mine/").require(root)
-    with pytest.raises(DataError, match="downloading failed"):
-        ImageSource("mine", digests, f"{url}other/").require(tmp_path / "new" / "data")
-    assert not (tmp_path / "new").exists()
 
 
 class Terminal(io.StringIO):

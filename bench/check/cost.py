@@ -11,7 +11,7 @@ from bench.check.probes import Memory, Reads
 from bench.check.state import values_outside
 from bench.check.steps import Fault, Stepper, at_most, leaves
 from bench.check.subject import Subject
-from optimizers.closures import once_known
+from optimizers.step_size import once_known
 
 
 def _kernels(optimizer: Subject) -> list[dict[str, Any]]:

@@ -154,13 +154,11 @@ def _images(source: Any, root: Path) -> Iterator[FileState]:
 def _texts(source: Any, root: Path) -> Iterator[FileState]:
     from tasks.core.cache import cached_tokens
     from tasks.core.files import DataError
-    from tasks.core.layouts import converted, dropped_rows
     from tasks.core.tables import amount, sha256
 
     for split, paths in source.files(root).items():
-        official, table = source.expected[split][1], None  # rows (Parquet) or bytes (texts), if known
-        if all(path.is_file() for path in paths):
-            table = next(filter(Path.is_file, converted(paths, source.layout)[:1]), None)
+        official = source.expected[split][1]  # rows (Parquet) or bytes (texts), if known
+        entries = cached_tokens(sha256(*paths)) if all(path.is_file() for path in paths) else []
         for path in paths:
             if not path.is_file():
                 yield FileState(path, "missing")
@@ -175,9 +173,9 @@ def _texts(source: Any, root: Path) -> Iterator[FileState]:
                 f"{entry['vocabulary']:,} tokens"
                 + (f", rows up to {entry['max_length']}" if "max_length" in entry else "")
                 + f" ({entry['bytes'] / 2**20:.1f} MiB)"
-                for entry in cached_tokens(digest if table is None else sha256(table))
+                for entry in entries
             ]
-            dropped = 0 if table is None else dropped_rows(table)
+            dropped = entries[0].get("dropped", 0) if entries else 0
             is_whole = len(paths) > 1 or path.suffix not in (".parquet", ".txt") or official in (None, size)
             state = "whole" if is_whole else f"part of {official:,} {unit}"
             state += f", {counted(dropped, 'row')} without a label left out" * bool(dropped)

@@ -5,7 +5,7 @@ share a problem's data. One vectorised forward and backward pass computes all lo
 update then steps all lanes at once; without one, each lane's own `torch.optim` instance steps its view of the weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -29,10 +29,8 @@ from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome, TrainingPlan
 
-REPLAYED_FROM = 1_000
-"""Minimum number of steps of a replayed run; recording costs as much as a few hundred steps. Ours."""
-MEASURED_AT_ONCE = 128
-"""Maximum number of lanes times steps in one batch of measurements."""
+REPLAYED_FROM = 1_000  # steps of a replayed run at least: recording costs as much as a few hundred. Ours.
+MEASURED_AT_ONCE = 128  # lanes times steps in one batch of measurements at most
 
 
 class Lanes:
@@ -107,21 +105,12 @@ class Lanes:
         return len(self.plans), len(self.plans[0])
 
     @property
-    def points_at_once(self) -> int:
-        """Number of steps that are measured together."""
-        return max(1, MEASURED_AT_ONCE // self.alive.size)
-
-    @property
     def full_batch(self) -> bool:
         """Whether a step uses all samples."""
         return self.plan.batch_size == self.tasks[0].data.sizes["train"]
 
     def step(self) -> Tensor:
-        """Take one optimizer step in all lanes.
-
-        Returns:
-            Loss, gradient norm, raw and applied step size, shape (4, G, R), on the device.
-        """
+        """Take one step in all lanes: loss, gradient norm, raw and applied step size, shape (4, G, R)."""
         loss, grads = self.evaluate(self.steps_done)
         grads, norm, clipped = self._clip(grads)
         if self.plan.schedule is not None:
@@ -239,17 +228,11 @@ class Lanes:
 
     @torch.no_grad()
     def evaluate_split(self, split: str, weights: Weights | None = None) -> dict[str, NDArray[np.float64]]:
-        """Loss and metrics over a whole split, in eval mode, shape (G, R) each.
-
-        Args:
-            split: a key of `data.sizes`.
-            weights: the current ones by default.
-        """
+        """Loss and metrics over a whole split, in eval mode, at the current weights by default, shape (G, R) each."""
         G, R = self.shape
         size = self.tasks[0].data.sizes[split]
-        rows = max(
-            min(self.plan.batch_size, self.plan.evaluation_batch_size), self.plan.evaluation_batch_size // (G * R)
-        )
+        most = self.plan.evaluation_batch_size
+        rows = max(min(self.plan.batch_size, most), most // (G * R))
         total = torch.zeros(G, R, dtype=torch.float64)
         scores = {name: Scores(metric) for name, metric in self.tasks[0].metrics().items()}
         with self._in_eval_mode(switch=weights is None):
@@ -327,11 +310,7 @@ class Lanes:
 
     @without_warning()
     def _draws(self) -> bool:
-        """Whether training draws random numbers.
-
-        Raises:
-            RuntimeError: it draws them from torch's global generator, which lanes would share.
-        """
+        """Whether training draws random numbers; those of torch's global generator, which lanes share, are refused."""
         before = torch.random.get_rng_state()
         batch = self._batch(0, 0, *self.cuts[0])
         with torch.no_grad(), self.forward_context():
@@ -349,10 +328,7 @@ class Lanes:
     def _outcome(self, weights: Weights, batches: Any, places: Sequence[Tensor] = ()) -> Outcome:
         """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...).
 
-        Args:
-            weights: by name, shape (G, R, ...).
-            batches: stacked, or a list if problems are evaluated one by one.
-            places: `_positions`, from which stacked problems draw.
+        Batches are stacked, or a list if problems are evaluated one by one; stacked problems draw from `_positions`.
         """
         if not self.apart and len(self.tasks) > 1:
             return vmap(partial(_outcome_of, self.tasks[0]))(weights, batches, *places)
@@ -365,16 +341,13 @@ class Lanes:
 
     def _clip(self, grads: Weights) -> tuple[Weights, Tensor, Tensor]:
         """Clipped gradients, and their norm over all parameters before and after clipping."""
-        norm = self._norm(grads.values())
+        flat = [g.reshape(*g.shape[:2], -1) for g in grads.values()]
+        # Here, dot products are ten times as fast as norms.
+        norm = torch.stack([torch.linalg.vecdot(g, g) for g in flat]).sum(0).sqrt()
         if self.plan.clip is None:
             return grads, norm, norm
         factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
         return {name: g * beside(factor, g) for name, g in grads.items()}, norm, norm * factor
-
-    def _norm(self, grads: Iterable[Tensor]) -> Tensor:
-        """Norm over all parameters of a lane, shape (G, R); here, dot products are ten times as fast as norms."""
-        flat = [g.reshape(*g.shape[:2], -1) for g in grads]
-        return torch.stack([torch.linalg.vecdot(g, g) for g in flat]).sum(0).sqrt()
 
     @contextmanager
     def _in_eval_mode(self, switch: bool = True) -> Iterator[None]:
@@ -446,7 +419,7 @@ class LanesModule(pl.LightningModule):
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             self._noted.append((done, self.lanes.snapshot()))
-            if len(self._noted) == self.lanes.points_at_once:
+            if len(self._noted) == max(1, MEASURED_AT_ONCE // self.lanes.alive.size):
                 self._measure()
 
     def _measure(self) -> None:

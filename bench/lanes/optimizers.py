@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bench.lanes.replay import Replay
 from optimizers import STEP_KEYWORDS
-from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype
 from optimizers.pure import norm
+from optimizers.step_size import once_known
 from tasks.core.schedule import Schedule
 from tasks.core.training_step import TrainingPlan
 
@@ -33,13 +33,9 @@ Weights = dict[str, Tensor]
 
 
 class Together:
-    """One pure update for all lanes (`OptimizerSpec.update`).
+    """One pure update for all lanes (`OptimizerSpec.update`), which may be replayed (`bench.lanes.replay`).
 
-    Args:
-        weights: of the lanes; a step replaces the tensors in the dictionary.
-        plans: of each lane, shape (G, R); all of their methods have a pure update.
-        names: of the trained parameters, in order.
-        replayed: whether it is replayed (`bench.lanes.replay`).
+    A step replaces the tensors in `weights`; `plans` have the shape (G, R); `names` are the trained parameters.
     """
 
     def __init__(
@@ -117,15 +113,9 @@ class Together:
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Update the weights.
+        """Update the weights; returns raw and applied step sizes, shape (G, R).
 
-        Args:
-            loss: of each lane, shape (G, R).
-            grads: by name, shape (G, R, ...).
-            norms: by `STEP_KEYWORDS`, shape (G, R) each.
-
-        Returns:
-            Raw and applied step sizes, shape (G, R).
+        The loss and the norms by `STEP_KEYWORDS` have that shape too, gradients by name (G, R, ...).
         """
         shape, names = loss.shape, list(grads)
         self._moved = names
@@ -211,9 +201,8 @@ def have_pure_update(parts: Sequence[Part]) -> bool:
 def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]], ...]) -> Any:
     """Combine several pure updates into one.
 
-    Args:
-        parts: for each method, its update, keywords and groups; for each group, the positions of its parameters and
-            the names of its hyperparameters.
+    `parts` has, for each method, its update, keywords and groups; for each group, the positions of its parameters and
+    the names of its hyperparameters.
     """
 
     def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
@@ -262,11 +251,7 @@ def _for_all(
 
 
 class OneByOne:
-    """Each lane's own optimizer, on its view of the stacked weights.
-
-    Args:
-        lanes: the lanes; their weights, plans and evaluation are used.
-    """
+    """Each lane's own optimizer, on its view of the stacked weights."""
 
     def __init__(self, lanes: "Lanes") -> None:
         self.lanes = lanes

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+# Longer calls are not recorded on a CPU: there is little to gain, and a recording keeps all intermediate results.
 SLOW_SECONDS = 0.01
-"""Longer calls are not recorded on a CPU: there is little to gain, and a recording keeps all intermediate results."""
-MAX_PROGRAMS = 16
-"""Maximum number of recordings of a function, one for each combination of shapes."""
+MAX_PROGRAMS = 16  # recordings of a function, one for each combination of shapes
 
 _aten = torch.ops.aten
 _IDENTITY = {_aten.alias.default, _aten.detach.default}
@@ -27,19 +26,12 @@ Pure = Callable[..., tuple[Sequence[Tensor], Any]]
 
 @dataclass
 class _Program:
-    """The state of the function for one combination of shapes.
+    """The state of the function for one combination of shapes."""
 
-    Attributes:
-        rest: its result beside the tensors.
-        first_seconds: time of its first call.
-        second: arguments of its second call.
-        run: the callable from the third call on.
-    """
-
-    rest: Any
-    first_seconds: float
-    second: Sequence[Tensor] | None = None
-    run: Callable[..., Sequence[Tensor]] | None = None
+    rest: Any  # its result beside the tensors
+    first_seconds: float  # of its first call
+    second: Sequence[Tensor] | None = None  # arguments of its second call
+    run: Callable[..., Sequence[Tensor]] | None = None  # from the third call on
 
 
 class Replay:
@@ -83,10 +75,7 @@ class Replay:
         return self.function(*tensors)[0]
 
     def _recorded(self, second: Sequence[Tensor], third: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        """The recorded operations of the second call, verified on the tensors of the third.
-
-        The function itself if recording fails, or results differ because its control flow depends on values.
-        """
+        """The recorded operations of the second call, verified on the third; the function itself if they fail there."""
         try:
             forward = _graph(self._plain, second) if second[0].is_cuda else _traced(self._plain, second)
             same = all(_equal(a, b) for a, b in zip(forward(*third), self._plain(*third), strict=True))

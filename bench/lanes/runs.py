@@ -33,15 +33,9 @@ Grid = Sequence[Sequence[RunConfig]]
 
 
 def make_lanes(grid: Grid, *, solved: bool = False) -> Lanes:
-    """The lanes of a block in their initial state.
+    """The lanes of a block in their initial state; an illegal option or missing data are a UserError.
 
-    Args:
-        grid: the configurations.
-        solved: whether to compute the facts about the problems, which may take long, while the data still have full
-            precision.
-
-    Raises:
-        UserError: an option's value is illegal, or data are missing.
+    With `solved` the facts about the problems, which may take long, are computed while the data have full precision.
     """
     first = grid[0][0]
     tasks, plans, data = [], [], None

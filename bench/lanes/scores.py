@@ -24,11 +24,7 @@ def without_warning() -> Iterator[None]:
 
 
 class Scores:
-    """A metric of many runs: stacked states if `torch.func.vmap` supports it, else a copy for each run.
-
-    Args:
-        metric: fresh; updates may only write into its states.
-    """
+    """A fresh metric for many runs: stacked states if `torch.func.vmap` supports it, else a copy for each run."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric

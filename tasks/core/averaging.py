@@ -41,9 +41,6 @@ class Average:
 
     It keeps one copy of the weights for `ema`, in float32 at least, and up to k for `lawa`, in the weights' own type;
     their mean is taken in float32 at least. A model's buffers are not averaged.
-
-    Args:
-        how: which average.
     """
 
     def __init__(self, how: Averaging) -> None:
@@ -53,13 +50,9 @@ class Average:
 
     @torch.no_grad()
     def take(self, step: int, weights: Sequence[Tensor]) -> None:
-        """Add the weights after a step.
+        """Add the weights, always in the same order, after a step, counted from 1.
 
         `ema` does not count a step that a gradient scaler skips; a snapshot due then is taken after the next step.
-
-        Args:
-            step: number of the run's step, from 1.
-            weights: always in the same order.
         """
         if self.how.kind == "lawa":
             if step // self.how.every > self._count:

@@ -18,8 +18,7 @@ from tasks.core.files import DataError, is_reading, refuse_if_reading
 
 _T = TypeVar("_T")
 
-FORMAT = 2
-"""Incremented when the content or format of the cache changes."""
+FORMAT = 3  # incremented when the content or format of the cache changes
 
 
 def cache_folder() -> Path:
@@ -28,13 +27,8 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
 
 
-def converted_folder() -> Path:
-    """Folder of tables that were converted (`tasks.core.layouts`)."""
-    return cache_folder() / "tables"
-
-
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """The cached records of the file with this SHA-256, one for each tokenizer and length; `bytes` is their size."""
+    """The cached records of the file with this digest, one for each tokenizer and length; `bytes` is their size."""
     entries = []
     for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
         with suppress(OSError, ValueError, KeyError):
@@ -54,8 +48,8 @@ def cached_arrays(
     """The preprocessed text of a file, from the cache or newly computed. Several processes may request it at once.
 
     `make` computes arrays of these names, and a record of plain values with the number of tokens as `vocabulary`. They
-    depend on the file, given by its SHA-256, and on the plain values of `meaning`. The arrays are memory-mapped,
-    private to the process.
+    depend on the file, given by its digest, and on the plain values of `meaning`. The arrays are memory-mapped, private
+    to the process.
     """
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
     with _alone(folder):
@@ -88,11 +82,9 @@ def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], 
     """The arrays and record that `_save` wrote; None if missing or damaged."""
     try:
         record = json.loads((folder / "record.json").read_text("utf-8"))
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
-        fine = all(record["sha256"].get(name) == _sha256(array) for name, array in arrays.items())
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}, record
+    except (OSError, ValueError, EOFError):
         return None
-    return (arrays, record) if fine else None
 
 
 def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
@@ -108,13 +100,8 @@ def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: 
             raise OSError(
                 error.errno or errno.ENOSPC, error.strerror or os.strerror(errno.ENOSPC), str(temporary)
             ) from None
-    digests = {name: _sha256(array) for name, array in arrays.items()}
-    (temporary / "record.json").write_text(json.dumps({"path": str(path), **record, "sha256": digests}), "utf-8")
+    (temporary / "record.json").write_text(json.dumps({"path": str(path), **record}), "utf-8")
     temporary.replace(folder)
-
-
-def _sha256(array: Any) -> str:
-    return hashlib.sha256(array).hexdigest()
 
 
 @contextmanager

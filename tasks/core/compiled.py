@@ -18,11 +18,7 @@ class CompileError(RuntimeError):
 
 
 def through_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function through `torch.compile`, which compiles it at its first call.
-
-    Args:
-        function: it draws the same numbers from torch's generators as without compiling.
-    """
+    """The function through `torch.compile`, with the same numbers from torch's generators as without it."""
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = 256  # for all runs together: beyond it torch silently stops compiling

@@ -5,10 +5,9 @@ import hashlib
 import shutil
 import tarfile
 import traceback
-import urllib.request
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,22 +54,23 @@ def md5(path: Path) -> str:
         ) from None
 
 
-def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
-    """Make sure that a folder holds files of these names, by `download` if one is missing."""
-    missing = [name for name in names if not (folder / name).is_file()]
+def require_present(paths: Iterable[Path], download: Callable[[list[Path]], object], note: str = "") -> None:
+    """Make sure that files exist, by `download` of the missing ones; the note says what they must contain."""
+    missing = [path for path in paths if not path.is_file()]
     if missing:
         try:
             refuse_if_reading()
-            download()
-        except Exception as error:
+            download(missing)
+        except Exception as error:  # of the network, of the Hub, of the disk
+            names = ", ".join(path.name for path in missing)
             raise DataError(
-                f"missing data: {', '.join(missing)} expected in {folder}, and downloading failed"
-                f" ({' '.join(str(error).split())[:200] or type(error).__name__});"
+                f"missing data: {names} expected in {missing[0].parent}{note}, and downloading failed"
+                f" ({one_line(error)});"
                 " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
             ) from error
 
 
-def require_files(expected: Mapping[Path, str]) -> None:
+def require_content(expected: Mapping[Path, str]) -> None:
     """Make sure that the contents of files have their MD5 (`md5`)."""
     for path, expected_md5 in expected.items():
         actual = md5(path)
@@ -79,6 +79,11 @@ def require_files(expected: Mapping[Path, str]) -> None:
                 f"damaged data file {path}: {path.stat().st_size:,} bytes, whose content has the MD5 {actual}, expected"
                 f" {expected_md5}; delete it and copy or download it again"
             )
+
+
+def one_line(error: Exception) -> str:
+    """An error in one short line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
@@ -90,7 +95,7 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"{task}: its samples cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            f"{task}: its samples cannot be read: {type(error).__name__}: {one_line(error)}"
             f" ({frame.filename}, line {frame.lineno}); the data folder is {root} (--data DIR or BENCH_DATA)"
         ) from error
     if not isinstance(splits, Mapping) or sorted(splits) != ["test", "train"]:
@@ -101,43 +106,10 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
     return splits
 
 
-@contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """Create a folder to write into; of the folders created for it, remove those that end up empty."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        with suppress(OSError):
-            for path in new:
-                path.rmdir()
-
-
-def fetch(url: str, folder: Path, names: Collection[str]) -> None:
-    """Download those files of these names that a folder lacks; the folder is created if needed.
-
-    The URL is of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
-    """
-    with filled(folder), TemporaryDirectory(dir=folder) as temporary:
-
-        def get(url: str, name: str) -> Path:
-            with urllib.request.urlopen(url, timeout=10) as answer, (Path(temporary) / name).open("wb") as file:
-                shutil.copyfileobj(answer, file)
-            return Path(temporary) / name
-
-        if not url.endswith("/"):
-            unpack(get(url, "archive"), folder, names)
-            return
-        for name in names:
-            if not (folder / name).is_file():
-                get(url + name, name).replace(folder / name)
-
-
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
     """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name."""
     refuse_if_reading()
-    with filled(folder), TemporaryDirectory(dir=folder) as temporary:
+    with TemporaryDirectory(dir=folder.parent) as temporary:
         try:
             with tarfile.open(archive) as members:
                 # Not `extractall(filter="data")`, which came with Python 3.11.4: Debian 12 has 3.11.2.
@@ -150,6 +122,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
             raise DataError(
                 f"damaged archive {archive} ({error or 'it is truncated'}); delete it and copy or download it again"
             ) from None
+        folder.mkdir(exist_ok=True)
         for path in Path(temporary).iterdir():
             if not (folder / path.name).exists():
                 path.replace(folder / path.name)

@@ -13,24 +13,16 @@ from torch.func import functional_call
 
 from tasks.core.attention import Maps, Watched, watched_attention
 
-PROBE = 32
-"""Rows of the probe batch. Ours."""
-CURVED = 4
-"""The Hessian uses 1 / CURVED of a batch, so that it costs only a few steps. Ours."""
-CHUNKS = 4
-"""Parts of the probe batch whose gradients estimate the gradient noise. Ours."""
-LANCZOS = 12
-"""Products with the Hessian for its largest eigenvalue. Ours."""
-BLOCK = 1 << 16
-"""Elements that are summed in the tensors' own precision; sums of blocks are added in float64. Ours."""
-RANKED = 4
-"""Rows whose attention rank is computed; few, since it is slow. Ours."""
-SATURATED = 0.99
-"""Largest attention weight from which a query counts as saturated. Ours."""
-ENERGY = 0.99
-"""Share of the sum of squared singular values that defines the attention rank. Ours."""
-MOST_KEPT = 256 << 20
-"""Bytes of W_Q and W_K kept to compare directions, at most; a larger model keeps fewer layers. Ours."""
+# All of these are ours.
+PROBE = 32  # rows of the probe batch
+CURVED = 4  # the Hessian uses 1 / CURVED of a batch, so that it costs only a few steps
+CHUNKS = 4  # parts of the probe batch whose gradients estimate the gradient noise
+LANCZOS = 12  # products with the Hessian for its largest eigenvalue
+BLOCK = 1 << 16  # elements that are summed in the tensors' own precision; sums of blocks are added in float64
+RANKED = 4  # rows whose attention rank is computed; few, since it is slow
+SATURATED = 0.99  # largest attention weight from which a query counts as saturated
+ENERGY = 0.99  # share of the sum of squared singular values that defines the attention rank
+MOST_KEPT = 256 << 20  # bytes of W_Q and W_K kept to compare directions; a larger model keeps fewer layers
 
 
 class Observer:
@@ -73,10 +65,8 @@ class Observer:
         finite = all(bool(w.isfinite().all()) for w in now.values())
         mode = self.task.training
         self.task.eval()
-        try:
-            values = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
-        finally:
-            self.task.train(mode)
+        values = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
+        self.task.train(mode)
         return values if finite else {name: torch.full_like(value, nan) for name, value in values.items()}
 
     # -- inside -----------------------------------------------------------------------------------------------------

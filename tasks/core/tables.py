@@ -1,17 +1,27 @@
-"""Parquet files: fetched from the Hugging Face Hub where they are missing, and read with errors that say what to do."""
+"""Tables as people have them: Parquet and its shards, JSON lines, CSV and TSV, compressed or not."""
 
+import gzip
 import hashlib
 import importlib
+import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.cache import converted_folder
+from tasks.core.cache import digest_of
 from tasks.core.extras import not_installed
-from tasks.core.files import DataError, refuse_if_reading
+from tasks.core.files import DataError, one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+_COMPRESSED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"7z": "7z"}
+_MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
 class Hub(NamedTuple):
@@ -23,32 +33,10 @@ class Hub(NamedTuple):
     revision: str | None = None
 
 
-def or_part(path: Path) -> Path:
-    """The file, or NAME_part if only a part of it exists."""
-    part = path.with_name(f"{path.stem}_part{path.suffix}")
-    return part if part.is_file() and not path.is_file() else path
-
-
-def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub | None) -> None:
-    """Make sure that the files of each split exist, from the Hub if they do not; messages name their columns."""
-    missing = [split for split, path in paths.items() if not path.is_file()]
-    try:
-        for split in missing:
-            refuse_if_reading()
-            _fetch(hub, split, paths[split])
-    except Exception as error:  # of the network, of the Hub, of the disk
-        names, several = ", ".join(paths[split].name for split in missing), "s" * (len(columns) > 1)
-        raise DataError(
-            f"missing data: {names} expected in {paths[missing[0]].parent}, with the column{several}"
-            f" {', '.join(columns)}; fetching from the Hub failed ({one_line(error)});"
-            " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
-        ) from error
-
-
-def _fetch(hub: Hub | None, split: str, path: Path) -> None:
-    """Write a split's file from the Hub."""
+def fetch(hub: Hub | None, split: str, path: Path) -> None:
+    """Write a split from the Hub to a Parquet file."""
     if hub is None:
-        raise LookupError("it does not exist")
+        raise LookupError("the suite knows no source of it")
     try:
         load_dataset = importlib.import_module("datasets").load_dataset
     except ImportError:
@@ -64,12 +52,80 @@ def _fetch(hub: Hub | None, split: str, path: Path) -> None:
     temporary.replace(path)
 
 
-def columns_of(path: Path) -> list[str]:
-    """The names of a file's columns."""
+def find_files(folders: Iterable[Path], stems: Sequence[str]) -> list[Path]:
+    """The file of one of these names without ending, or its shards as on the Hugging Face Hub; empty without any."""
+    for folder in folders:
+        for stem in stems:
+            for ending in ENDINGS:
+                for path in (folder / f"{stem}{ending}", folder / f"{stem}{ending}.gz"):
+                    if path.is_file():
+                        return [path]
+            shards = sorted(folder.glob(f"{stem}-[0-9]*-of-[0-9]*.parquet"))
+            if shards:
+                count = int(shards[0].stem.rpartition("-of-")[2])
+                names = [f"{stem}-{i:05}-of-{count:05}.parquet" for i in range(count)]
+                if missing := [name for name in names if not (folder / name).is_file()]:
+                    raise DataError(f"missing data: {', '.join(missing[:3])} expected in {folder}, beside other shards")
+                return [folder / name for name in names]
+    return []
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table, by its name, or JSON lines by its content."""
+    if path.name.removesuffix(".gz").endswith(ENDINGS):
+        return True
+    with open_bytes(path) as file, suppress(ValueError):
+        return isinstance(json.loads(file.read(2**20).removeprefix(_MARK).partition(b"\n")[0]), dict)
+    return False
+
+
+def read_rows(path: Path, texts: Collection[str]) -> "pa.Table":
+    """The table in a file, by its ending: Parquet, JSON lines or a JSON list, CSV, or TSV as GLUE has it, unquoted.
+
+    Args:
+        path: of the file.
+        texts: columns whose values are texts, even if they read as numbers.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.json
     import pyarrow.parquet as pq
 
-    with readable(path):
-        return pq.read_schema(path).names
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        with readable(path):
+            table = pq.read_table(path)
+            table.validate(full=True)  # texts are UTF-8
+            return table
+    with open_bytes(path) as file:
+        content = file.read().removeprefix(_MARK)
+    try:
+        if kind in ("csv", "tsv"):
+            style: Any = {"newlines_in_values": True} if kind == "csv" else {"delimiter": "\t", "quote_char": False}
+            return pyarrow.csv.read_csv(
+                io.BytesIO(content),
+                pyarrow.csv.ReadOptions(block_size=2**26),
+                pyarrow.csv.ParseOptions(**style),
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
+            )
+        if content.lstrip()[:1] == b"[":
+            return pa.Table.from_pylist(json.loads(content))
+        return pyarrow.json.read_json(io.BytesIO(content), pyarrow.json.ReadOptions(block_size=2**26))
+    except (ValueError, TypeError, AttributeError) as error:  # includes errors of pyarrow and of JSON
+        raise DataError(f"{path} is no {kind.upper()} table ({one_line(error)}); repair it") from None
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[Any]:
+    """A file's content, uncompressed if it is gzip's."""
+    with readable(path), path.open("rb") as raw:
+        first = raw.read(6)
+        raw.seek(0)
+        for magic, kind in _COMPRESSED.items():
+            if first.startswith(magic):
+                raise DataError(f"{path} is compressed ({kind}); decompress it")
+        with gzip.open(raw) if first.startswith(b"\x1f\x8b") else raw as file:
+            yield file
 
 
 @contextmanager
@@ -79,7 +135,7 @@ def readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(
             f"damaged data file {path} ({one_line(error)}); delete it and copy or download it again"
         ) from None
@@ -93,14 +149,9 @@ def amount(path: Path) -> int:
         return pq.read_metadata(path).num_rows if path.suffix == ".parquet" else path.stat().st_size
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits; of a converted table, a digest of the original files."""
-    if path.parent == converted_folder():
-        return json.loads(path.with_suffix(".json").read_text("utf-8"))["sha256"]
+def sha256(path: Path, *shards: Path) -> str:
+    """SHA-256 of a file as 64 hex digits, or a digest of several files in order."""
+    if shards:
+        return digest_of(sha256(path), *map(sha256, shards))
     with readable(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def one_line(error: Exception) -> str:
-    """An error in one short line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -87,14 +87,9 @@ class Task(pl.LightningModule, ABC):
     def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
         """`loss` with other weights, for K points at once: a pure function of weights and batch, differentiable.
 
-        Tasks may override it if a layout other than that of `torch.func.vmap` is faster.
-
-        Args:
-            weights: parameters by name, each with a leading dimension of K points.
-            batch: as for `loss`, the same at all points.
-
-        Returns:
-            Losses, shape (K,), predictions, shape (K, rows, ...), and labels, shape (K, rows, ...).
+        Tasks may override it if a layout other than that of `torch.func.vmap` is faster. Weights are by name, each with
+        a leading dimension of K points; the batch is the same at all points. Losses have the shape (K,), predictions
+        and labels (K, rows, ...).
         """
 
         def at(point: Mapping[str, Tensor]) -> Outcome:
@@ -106,23 +101,15 @@ class Task(pl.LightningModule, ABC):
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of the weights during training: a pure function of weights and data.
 
-        It never synchronises with the host. Many points of the run are measured together: cheap for small models.
-
-        Args:
-            weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.
-
-        Returns:
-            Values by name, shape (K,) each; the names are always the same.
+        It never synchronises with the host. Weights are by name, each with a leading dimension of K points of the run,
+        without gradients, unsharded. Values are by name, shape (K,) each, always under the same names.
         """
         return {}
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
-        """The linear maps of all heads, layer by layer, for `--trainer.observe`.
+        """The linear maps of all heads, layer by layer, given the parameters by name, for `--trainer.observe`.
 
         Heads that are composed for each pair of tokens have no separate attention and are excluded.
-
-        Args:
-            weights: parameters by name.
         """
         return [
             module.maps(weights[f"{name}.qkv.weight"], weights[f"{name}.proj.weight"])
@@ -211,13 +198,8 @@ class Task(pl.LightningModule, ABC):
     def evaluate(self, split: str, *, best: bool = False) -> dict[str, float]:
         """Loss and metrics over a whole split, in eval mode; every rank computes all of it.
 
-        Args:
-            split: a key of `data.sizes`.
-            best: the weights are those of `load_best_weights`, already in evaluation form.
-
-        Returns:
-            Values by name, "loss" among them, and "excess", the suboptimality gap, where `data.loss_offset` has
-            the split. Infinite or NaN weights may give infinite or NaN values.
+        With `best` the weights are those of `load_best_weights`, already in evaluation form. Values are by name, "loss"
+        among them, and "excess", the suboptimality gap, where `data.loss_offset` has the split.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
         # In float64, where the device has it. torchmetrics' mean ignores its weights without its NaN check.

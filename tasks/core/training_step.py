@@ -12,9 +12,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm, whole
+from optimizers.step_size import once_known
 from tasks.core.averaging import Average, Averaging
 from tasks.core.compiled import compiled_loss
 from tasks.core.order import micro_batches_per_rank

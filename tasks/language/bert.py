@@ -15,12 +15,12 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceCla
 from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.attention import Maps, MultiHeadAttention, check_counts, head_size, plain_attention
-from tasks.core.files import DataError, refuse_if_reading
+from tasks.core.files import DataError, one_line
 from tasks.core.roles import COMPOSITION
-from tasks.core.tables import one_line, sha256
+from tasks.core.tables import sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.language.tokenizer import named_folder
+from tasks.language.tokenizer import hub_folder, named_folder
 
 if TYPE_CHECKING:
     from tasks.language.labelled_text import TextBatch, TextData
@@ -269,32 +269,20 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
 
     A model is a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub, which fills a folder of its cache.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.utils import disable_progress_bars
 
     needed = [_CONFIG, _WEIGHTS] if weights else [_CONFIG]
     folder = named_folder(model)
-    if folder.is_dir():
-        names = {path.name for path in folder.iterdir()}
-    else:
+    if not folder.is_dir():
         try:
-            return _from_hub(model, needed, local_files_only=True)
-        except (OSError, ValueError):
-            pass
-        try:
-            refuse_if_reading()
-            # Checked first: without a network a download fails only after half a minute.
-            names = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
-            if names.issuperset(needed):
-                disable_progress_bars()
-                return _from_hub(model, needed)
+            folder = hub_folder(model, needed, lambda folder: all((folder / name).is_file() for name in needed))
         except Exception as error:
             raise DataError(
                 f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache"
                 f" {HF_HUB_CACHE}, and downloading failed ({one_line(error)}); name a folder that has that with"
                 " --task.model DIR, set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
             ) from error
+    names = {path.name for path in folder.iterdir()}
     if weights and _WEIGHTS not in names and any(name.startswith("pytorch_model") for name in names):
         raise DataError(
             f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
@@ -307,12 +295,6 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
             f" {' and '.join(needed)}"
         )
     return folder
-
-
-def _from_hub(model: str, names: list[str], **how: Any) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    return [Path(hf_hub_download(model, name, **how)).parent for name in names][-1]
 
 
 def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") -> Any:

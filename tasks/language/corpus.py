@@ -8,7 +8,7 @@ and in evaluation.
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,10 +22,9 @@ from optimizers.step_size import check_range
 from tasks.core.cache import cached, cached_arrays, digest_of
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
-from tasks.core.layouts import open_bytes
 from tasks.core.randomness import BatchRandomness
-from tasks.core.tables import amount, columns_of, readable, sha256
-from tasks.language.sources import CORPORA, Corpus, find_corpus
+from tasks.core.tables import amount, is_table, open_bytes, readable, sha256
+from tasks.language.sources import CORPORA, TextSource, check_texts, find_corpus
 from tasks.language.vocabulary import (
     LEAST_PAIRS,
     MOST,
@@ -100,31 +99,32 @@ class CorpusData(TaskData):
         check_range("length", length, 1)
         check_range("n_val", 1 if n_val is None else n_val, 1)
         source = self.find(root, corpus)
-        paths = source.paths(root)
         source.require(root)
-        self._digests = {path.name: sha256(path) for path in paths.values()}
-        texts = _splits(source, paths)
+        files = source.files(root)
+        digests = {split: sha256(*paths) for split, paths in files.items()}
+        self._digests = {paths[0].name: digests[split] for split, paths in files.items()}
+        texts = _splits(source, files, digests["train"])
         self.vocabulary = _vocabulary(texts, tokens, vocab, (self._digests, source.separator))
         arrays: dict[str, NDArray[np.uint16]] = {}
         self._packed: dict[str, Any] = {}
-        for path in paths.values():
-            texts_of_file = {split: text for split, text in texts.items() if text.path == path}
-            streams, records = _packed(path, self._digests[path.name], texts_of_file, self.vocabulary)
+        for split, paths in files.items():
+            texts_of_file = {name: text for name, text in texts.items() if text.paths == paths}
+            streams, records = _packed(paths, digests[split], texts_of_file, self.vocabulary)
             arrays |= streams
             self._packed |= records
         for split, ids in arrays.items():
             if len(ids) < length + 1:
                 raise DataError(
-                    f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens;"
+                    f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens;"
                     f" with length={length} at least {length + 1:,} are needed: use a longer text, or a smaller"
                     " --task.length"
                 )
         if len(self.vocabulary) < 2:
             raise DataError(
-                f"the text of {paths['train']} has only one distinct character, so there is nothing to learn;"
+                f"the text of {files['train'][0]} has only one distinct character, so there is nothing to learn;"
                 " use another"
             )
-        notes = list(_parts(source, paths))
+        notes = list(_parts(source, files))
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
             size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
@@ -146,7 +146,7 @@ class CorpusData(TaskData):
         self._bytes, self._columns = torch.from_numpy(self.vocabulary.sizes), torch.arange(length)
 
     @classmethod
-    def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> Corpus:
+    def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> TextSource:
         """The corpus of this name, or the file of this name; it does not depend on the data folder."""
         return find_corpus(corpus)
 
@@ -194,36 +194,38 @@ class CorpusData(TaskData):
 
 
 class _Text(NamedTuple):
-    """Characters from `start` up to `stop` of a file."""
+    """Characters from `start` up to `stop` of some files."""
 
-    path: Path
-    separator: str
+    source: TextSource
+    paths: Sequence[Path]
     start: int = 0
     stop: int | None = None
 
     def chunks(self) -> Iterator[str]:
         """The text in pieces of about equal length."""
         place = 0
-        for chunk in _chunks(self.path, self.separator):
-            cut = chunk[max(0, self.start - place) : None if self.stop is None else max(0, self.stop - place)]
-            place += len(chunk)
-            if cut:
-                yield cut
+        for path in self.paths:
+            for chunk in _chunks(self.source, path):
+                cut = chunk[max(0, self.start - place) : None if self.stop is None else max(0, self.stop - place)]
+                place += len(chunk)
+                if cut:
+                    yield cut
 
 
-def _splits(source: Corpus, paths: Mapping[str, Path]) -> dict[str, _Text]:
+def _splits(source: TextSource, files: Mapping[str, Sequence[Path]], digest: str) -> dict[str, _Text]:
     """The text of each split."""
-    texts = {split: _Text(path, source.separator) for split, path in paths.items()}
+    texts = {split: _Text(source, paths) for split, paths in files.items()}
     whole = texts["train"]
     if "val" not in texts:
-        cut = sum(map(len, whole.chunks())) * 9 // 10
+        meaning = "characters", digest, source.separator
+        cut = cached(meaning, int, lambda: str(sum(map(len, whole.chunks())))) * 9 // 10
         texts |= {"train": whole._replace(stop=cut), "val": whole._replace(start=cut)}
     return texts
 
 
-def _chunks(path: Path, separator: str) -> Iterator[str]:
+def _chunks(source: TextSource, path: Path) -> Iterator[str]:
     """The text of a file in pieces that end with a line or a row, without loss."""
-    if path.suffix != ".parquet":
+    if not is_table(path):
         try:
             # Universal line ends: a text with CRLF is the same text.
             with open_bytes(path) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
@@ -234,37 +236,42 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
                 f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from None
         return
-    import pyarrow.parquet as pq
-
-    if "text" not in (columns := columns_of(path)):
-        raise DataError(f"{path} has no column 'text', only {', '.join(columns)}")
     gathered: list[str] = []
-    size = row = 0
-    with readable(path):
-        for batch in pq.ParquetFile(path).iter_batches(1000, columns=["text"]):
-            try:
-                texts = batch["text"].to_pylist()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); save it as UTF-8"
-                ) from None
-            for text in texts:
-                if not isinstance(text, str):
-                    raise DataError(f"{path}: row {row} has {text!r} instead of text; remove such rows")
-                gathered += text, separator
-                size, row = size + len(text), row + 1
-                if size >= _CHUNK:
-                    yield "".join(gathered)
-                    gathered, size = [], 0
+    size = 0
+    for text in _rows(source, path):
+        gathered += text, source.separator
+        size += len(text)
+        if size >= _CHUNK:
+            yield "".join(gathered)
+            gathered, size = [], 0
     yield "".join(gathered)
 
 
-def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
-    """Descriptions of files that are smaller than the official ones."""
-    for split, path in paths.items():
-        (name, official), size = source.expected[split], amount(path)
-        if official not in (None, size):
-            yield f"{size:,} of {official:,} {'rows' if path.suffix == '.parquet' else 'bytes'} of {name}"
+def _rows(source: TextSource, path: Path) -> Iterator[str]:
+    """The texts of a table; Parquet, which may be large, is read piece by piece."""
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet":
+        yield from source.read([path], ["text"])[0]["text"].to_pylist()
+        return
+    row = 0
+    with readable(path):
+        file = pq.ParquetFile(path)
+        if "text" not in file.schema_arrow.names:
+            source.read([path], ["text"])  # raises: it names the columns
+        for batch in file.iter_batches(1000, columns=["text"]):
+            batch.validate(full=True)  # texts are UTF-8
+            check_texts(path, batch["text"], "text", row)
+            yield from batch["text"].to_pylist()
+            row += len(batch)
+
+
+def _parts(source: TextSource, files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
+    """Descriptions of files that are smaller than the official ones, which have the same ending."""
+    for split, paths in files.items():
+        (name, official), size = source.expected[split], sum(map(amount, paths))
+        if official not in (None, size) and all(path.suffix == Path(name).suffix for path in paths):
+            yield f"{size:,} of {official:,} {'rows' if name.endswith('.parquet') else 'bytes'} of {name}"
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -285,17 +292,17 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> V
 
 
 def _packed(
-    path: Path, digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
+    paths: Sequence[Path], digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
 ) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
-    """Streams of a file's splits and, by split, `bytes` and `sha256` of its text; computed once, then cached."""
-    parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
+    """Streams of the splits in some files and, by split, `bytes` and `sha256` of its text, through the cache."""
+    parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
 
     def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
         streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
         splits = {split: about for split, (_, about) in streams.items()}
         return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": splits}
 
-    arrays, record = cached_arrays(path, digest, (parts, vocabulary.to_str()), list(texts), make)
+    arrays, record = cached_arrays(paths[0], digest, (parts, vocabulary.to_str()), list(texts), make)
     return arrays, record["splits"]
 
 

@@ -4,10 +4,10 @@ A batch is gathered on the device and padded to its longest row. In training row
 batches (`tasks.core.order.BatchOrder`), so that little of a batch is padding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.randomness import BatchRandomness
 from tasks.core.split import split_hash, validation_rows
-from tasks.core.tables import amount, sha256
-from tasks.language.sources import find, here
-from tasks.language.text_source import TextSource, groups_of, labels_of, mentions_of, read_table, texts_of
+from tasks.core.tables import readable, sha256
+from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource, find, here
 from tasks.language.tokenizer import (
     LEAST_VOCABULARY,
     has_tokenizer,
@@ -57,7 +56,7 @@ class TextBatch(NamedTuple):
 
 
 class TextData(TaskData):
-    """Labelled texts from Parquet files; validation is carved from the training file.
+    """Labelled texts from tables; validation is carved from the training file.
 
     Rows of "train" are in an order decided by hashes, so that a prefix is a fair sample; rows of other splits are in
     the order of their lengths, so that little of a batch is padding.
@@ -74,7 +73,7 @@ class TextData(TaskData):
 
     Attributes:
         source: the data set.
-        digests: SHA-256 of its files by split.
+        digests: of its files by split (`tasks.core.tables.sha256`).
         num_classes: labels are in [0, num_classes).
         vocab_size: tokens that the tokenizer knows: one more than the largest id.
         pad_id: the token of padding.
@@ -83,7 +82,7 @@ class TextData(TaskData):
         lengths: tokens of each row of "train", int64 on the CPU.
     """
 
-    SOURCES: ClassVar[tuple[TextSource, ...]]
+    SOURCES: tuple[TextSource, ...]
     seeded = False
 
     def __init__(
@@ -100,18 +99,18 @@ class TextData(TaskData):
     ) -> None:
         check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
         check_range("max_length", max_length, 8, 2**16)
-        source = self.source = self._source(root, dataset)
-        paths = source.paths(root)
+        source = self.source = find(self.SOURCES, root, dataset)
         source.require(root)
-        self.digests = {split: sha256(path) for split, path in paths.items()}
-        self.group_names = groups_of(source, paths.values())
+        files = source.files(root)
+        self.digests = {split: sha256(*paths) for split, paths in files.items()}
+        self.group_names = _groups(source, [path for paths in files.values() for path in paths])
         if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
                 raise DataError(
                     f"there is no tokenizer in {model}, and scratch=true uses only the tokenizer of a model; remove"
                     " --task.model"
                 )
-            self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
+            self.tokenizer = _trained_tokenizer(source, files["train"], self.digests["train"], vocab)
         else:
             self.tokenizer = load_tokenizer(model)
         self.pad_id = pad_id_of(self.tokenizer)
@@ -124,12 +123,9 @@ class TextData(TaskData):
             )
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
-        rows = {split: self._encoded(path, self.digests[split]) for split, path in paths.items()}
-        self._place(rows, {split: amount(path) for split, path in paths.items()}, n_train, max_length)
-
-    def _source(self, root: Path, dataset: str | None) -> TextSource:
-        """The data set that this folder holds."""
-        return self.find(root, dataset)
+        encoded = {split: self._encoded(paths, self.digests[split]) for split, paths in files.items()}
+        amounts = {split: rows for split, (_, rows) in encoded.items()}
+        self._place({split: file for split, (file, _) in encoded.items()}, amounts, n_train, max_length)
 
     @classmethod
     def find(cls, root: Path, dataset: str | None = None) -> TextSource:
@@ -145,21 +141,14 @@ class TextData(TaskData):
         """Set how the tokenizer truncates long texts."""
         self.tokenizer.enable_truncation(max_length)
 
-    def _encoded(self, path: Path, digest: str) -> "Encoded":
-        """The rows of a file."""
+    def _encoded(self, paths: Sequence[Path], digest: str) -> "tuple[Encoded, int]":
+        """The rows of a split's files, and their number."""
         source, groups, tokenizer = self.source, self.group_names, self.tokenizer
         meaning = source.texts, source.label, source.num_classes, source.threshold, groups
-        if source.num_classes > 256:
-            meaning = *meaning, "wide labels"  # caches without this hold labels modulo 256
-        arrays = tokenised(
-            Encoded._fields,
-            path,
-            digest,
-            meaning,
-            tokenizer,
-            lambda: _encode(source, path, groups, tokenizer)._asdict(),
+        arrays, rows = tokenised(
+            Encoded._fields, paths, digest, meaning, tokenizer, lambda: _encode(source, paths, groups, tokenizer)
         )
-        return Encoded(**arrays)
+        return Encoded(**arrays), rows
 
     def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
         """Held-out and remaining ones of the n training rows, or other indivisible units, by their hashes."""
@@ -248,12 +237,23 @@ class TextData(TaskData):
         return TextBatch(ids, mask, types, labels, groups)
 
 
-def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
+def _groups(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
+    """The source's group columns that all files have, which must be Parquet."""
+    import pyarrow.parquet as pq
+
+    names = set(source.groups)
+    for path in paths if names else ():
+        with readable(path):
+            names &= set(pq.read_schema(path).names if path.suffix == ".parquet" else ())
+    return tuple(name for name in source.groups if name in names)
+
+
+def _trained_tokenizer(source: TextSource, paths: Sequence[Path], digest: str, size: int) -> Tokenizer:
     """A word-piece tokenizer of the training texts, equal on every machine; trained once, then cached."""
 
     def trained() -> str:
-        table = read_table(source, path, source.texts)
-        texts = [text for name in source.texts for text in texts_of(path, table, name, slice(_TRAINING_ROWS))]
+        table = source.read(paths, source.texts)[0][:_TRAINING_ROWS]
+        texts = [text for name in source.texts for text in table[name].to_pylist()]
         return train_word_pieces(texts, size).to_str()
 
     return cached(("word pieces", digest, source.texts, size), Tokenizer.from_str, trained)
@@ -282,8 +282,7 @@ class Encoded(NamedTuple):
     def table(self, first: int) -> Tensor:
         """Start, length, tokens of the second text, label and groups of each row, int64 of shape (n, 5).
 
-        Args:
-            first: index of the file's first token among those of all files.
+        Starts are among the tokens of all files, with this file's from `first` on.
         """
         lengths = np.diff(self.ends, prepend=0)
         columns = [first + self.ends - lengths, lengths, self.second, self.labels, self.groups]
@@ -292,23 +291,26 @@ class Encoded(NamedTuple):
 
 def tokenised(
     names: Sequence[str],
-    path: Path,
+    paths: Sequence[Path],
     digest: str,
     meaning: Any,
     tokenizer: Tokenizer,
-    encode: Callable[[], Mapping[str, NDArray[Any]]],
-) -> Mapping[str, NDArray[Any]]:
-    """The arrays that `encode` computes from a file's texts, through the cache (`cached_arrays`).
+    encode: Callable[[], tuple[Mapping[str, NDArray[Any]], int, int]],
+) -> tuple[Mapping[str, NDArray[Any]], int]:
+    """The arrays that `encode` computes from a split's texts, and its rows, through the cache (`cached_arrays`).
 
-    `meaning` has the plain values that they depend on besides file and tokenizer, whose truncation counts.
+    `encode` also returns the numbers of rows, and of rows left out. `meaning` has the plain values that the arrays
+    depend on besides files and tokenizer, whose truncation counts.
     """
 
     def make() -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
-        truncation = tokenizer.truncation
-        assert truncation is not None
-        return encode(), {"vocabulary": tokenizer.get_vocab_size(), "max_length": truncation["max_length"]}
+        assert tokenizer.truncation is not None
+        arrays, rows, dropped = encode()
+        sizes = {"vocabulary": tokenizer.get_vocab_size(), "max_length": tokenizer.truncation["max_length"]}
+        return arrays, {**sizes, "rows": rows, "dropped": dropped}
 
-    return cached_arrays(path, digest, (meaning, tokenizer.to_str()), names, make)[0]
+    arrays, record = cached_arrays(paths[0], digest, (meaning, tokenizer.to_str()), names, make)
+    return arrays, record["rows"]
 
 
 def kind_of(tokenizer: Tokenizer) -> Any:
@@ -316,19 +318,61 @@ def kind_of(tokenizer: Tokenizer) -> Any:
     return np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 
-def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
-    table = read_table(source, path, (*source.texts, source.label, *groups))
-    labels, mentions = labels_of(source, path, table), mentions_of(path, table, groups)
+def _encode(
+    source: TextSource, paths: Sequence[Path], groups: Sequence[str], tokenizer: Tokenizer
+) -> tuple[Mapping[str, NDArray[Any]], int, int]:
+    table, dropped = source.read(paths, (*source.texts, source.label, *groups))
+    labels = table[source.label].to_numpy().astype(np.min_scalar_type(source.num_classes - 1))
+    mentions = np.zeros(len(table), np.uint8)
+    for i, name in enumerate(groups):
+        mentions |= (table[name].to_numpy() >= 0.5).astype(np.uint8) << i  # a missing share counts as 0
     kind = kind_of(tokenizer)
     ids: list[NDArray[Any]] = []
     lengths: list[int] = []
     second: list[int] = []
     for start in range(0, len(table), _CHUNK):
-        columns = [texts_of(path, table, name, slice(start, start + _CHUNK)) for name in source.texts]
+        columns = [table[name][start : start + _CHUNK].to_pylist() for name in source.texts]
         rows: Any = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         encodings = tokenizer.encode_batch_fast(rows)
         lengths += map(len, encodings)
         second += (sum(text.type_ids) for text in encodings) if len(columns) > 1 else [0] * len(encodings)
         ids.append(np.fromiter(chain.from_iterable(text.ids for text in encodings), kind))
-    flat = np.concatenate(ids) if ids else np.zeros(0, kind)
-    return Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)
+    flat = np.concatenate([np.zeros(0, kind), *ids])
+    encoded = Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)
+    return encoded._asdict(), len(table), dropped
+
+
+# -- data sets --------------------------------------------------------------------------------------------------------
+
+
+class MNLIData(TextData):
+    """Multi-genre natural language inference (Williams, Nangia, Bowman 2018) from tables in `<root>/mnli`.
+
+    Labels are 0 entailment, 1 neutral, 2 contradiction. The labels of the test set are hidden, so results are reported
+    on the validation set of the training genres, and in addition on that of other genres ("mismatched").
+    """
+
+    report = "matched"
+    also = ("mismatched",)
+    SOURCES = (MNLI,)
+
+
+class SST2Data(TextData):
+    """The Stanford sentiment treebank with two classes, as in GLUE, from tables in `<root>/sst2`.
+
+    Labels are 0 negative, 1 positive. Training rows are phrases, so some that are held out for selection are parts of
+    training sentences; results are reported on GLUE's validation set of whole sentences.
+    """
+
+    report = "validation"
+    SOURCES = (SST2,)
+
+
+class CivilCommentsData(TextData):
+    """Civil Comments (Borkan et al. 2019) from tables in `<root>/civil_comments`.
+
+    A comment is toxic, label 1, where at least half of its raters said so (`toxicity` >= 0.5). Identity columns, if
+    present, are read likewise. Jigsaw's comments in `<root>/jigsaw_toxicity` stand in for missing Civil Comments.
+    """
+
+    SOURCES = (CIVIL_COMMENTS, JIGSAW)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.core.files import DataError, splits_of
 from tasks.language.labelled_text import TextData
-from tasks.language.text_source import TextSource
+from tasks.language.sources import TextSource
 
 _TEXTS, _LABEL = ("text", "second"), "label"
 
@@ -58,11 +58,12 @@ class RowTexts(TextData):
             if not isinstance(given, list | tuple):
                 raise DataError(f"{self.name}: {split} is of type {type(given).__name__}; give a list of rows")
         columns = self._columns_of(rows)
-        self._texts = columns[:-1]
+        files = {split: (f"{split}.parquet", None) for split in ("train", "test")}
+        self.SOURCES = (TextSource(".", files, columns[:-1], _LABEL, self.classes, self.n_val, self.name),)
         with TemporaryDirectory() as folder:  # the cache is keyed by the files' content
             for split, given in rows.items():
                 values = dict(zip(columns, zip(*given, strict=True), strict=True))
-                pq.write_table(pa.table(values), self._file(split, Path(folder)))
+                pq.write_table(pa.table(values), Path(folder) / f"{split}.parquet")
             super().__init__(
                 Path(folder), seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train
             )
@@ -71,15 +72,6 @@ class RowTexts(TextData):
     @abstractmethod
     def samples(root: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
         """Rows of "train" and of "test": (text, label), or (text, second text, label), with whole numbers as labels."""
-
-    def _source(self, root: Path, dataset: str | None) -> TextSource:
-        """The temporary files with the rows."""
-        files = {split: (self._file(split).name, None) for split in ("train", "test")}
-        return TextSource(".", files, self._texts, _LABEL, self.classes, self.n_val, self.name)
-
-    @staticmethod
-    def _file(split: str, folder: Path = Path()) -> Path:
-        return folder / f"{split}.parquet"
 
     def _columns_of(self, rows: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
         """The columns that all rows have."""

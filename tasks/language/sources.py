@@ -1,16 +1,158 @@
-"""Locations and sources of the data of these tasks. Importing this file imports no torch.
+"""Locations and sources of the texts of these tasks. Importing this file imports no torch.
 
 `TaskSpec.files` names a function for each task that reads files: it makes sure that they exist.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import DataError
-from tasks.core.layouts import Columns, as_parquet, find_files, is_table
-from tasks.core.tables import Hub, or_part, require_tables
-from tasks.language.text_source import TextSource
+from tasks.core.files import DataError, require_present
+from tasks.core.tables import Hub, fetch, find_files, read_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NO_LABEL = ("-", "-1", "", "none")
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Location of a data set of texts, and the meaning of its columns.
+
+    Attributes:
+        folder: below the data folder; absolute for a user's file.
+        expected: by split, the name of its file and the official rows (a text's bytes), None if unknown. "train" is
+            always present; a file NAME_part replaces a missing one, and shards, JSON lines, CSV or TSV a table.
+        texts: columns with the texts, one or two.
+        label: column with the label; empty for a corpus.
+        num_classes: labels are in [0, num_classes).
+        n_val: training rows kept for validation; a tenth of the rows where that is less.
+        salt: name that determines them (`tasks.core.split.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
+            the label.
+        groups: columns with the share of raters who saw an identity mentioned, at most 8; half or more counts. Only
+            columns that all files have are used, and these must be Parquet.
+        hub: where to fetch it.
+        stand_in: note in results if these stand in for other data.
+        more: other required columns with texts.
+        also: other folders in which people have these files, such as GLUE's own.
+        stems: by split, other names of its file, without ending.
+        renamed: our columns by their names in such files.
+        classes: the labels in words; then rows without a label are left out.
+        separator: text added after every row of a corpus.
+    """
+
+    folder: str
+    expected: Mapping[str, tuple[str, int | None]]
+    texts: tuple[str, ...] = ("text",)
+    label: str = ""
+    num_classes: int = 0
+    n_val: int = 0
+    salt: str = ""
+    threshold: float | None = None
+    groups: tuple[str, ...] = ()
+    hub: Hub | None = None
+    stand_in: str = ""
+    more: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    separator: str = "\n"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The required columns."""
+        return *self.texts, *filter(None, [self.label]), *self.more
+
+    def files(self, root: Path) -> dict[str, list[Path]]:
+        """The files of each split in this data folder, in any layout; for a missing one, where it is expected."""
+        folders = [root / name / inner for name in (self.folder, *self.also) for inner in ("", "data")]
+        files = {}
+        for split, (name, _) in self.expected.items():
+            official = root / self.folder / name
+            part = official.with_name(f"{official.stem}_part{official.suffix}")
+            single = next((path for path in (official, part) if path.is_file()), None)
+            stems = (official.stem, *self.stems.get(split, ()))
+            files[split] = [single] if single else find_files(folders, stems) or [official]
+        return files
+
+    def require(self, root: Path) -> None:
+        """Make sure that the files exist; fetch missing ones from the Hub."""
+        split_of = {path: split for split, paths in self.files(root).items() for path in paths}
+        is_table = next(iter(split_of)).suffix == ".parquet"
+        note = f", with the column{'s' * (len(self.columns) > 1)} {', '.join(self.columns)}" * is_table
+
+        def download(missing: Sequence[Path]) -> None:
+            for path in missing:
+                fetch(self.hub, split_of[path], path)
+
+        require_present(split_of, download, note)
+
+    def held_out(self, n: int) -> int:
+        """Number of the n training rows kept for validation."""
+        return min(self.n_val, n // 10)
+
+    def read(self, paths: Sequence[Path], names: Iterable[str]) -> tuple["pa.Table", int]:
+        """Columns of a split's files, with labels as numbers, and how many rows were left out for want of a label."""
+        import pyarrow as pa
+
+        tables = [self._read(path, [*dict.fromkeys([*names, *[self.label] * bool(self.classes)])]) for path in paths]
+        table = pa.concat_tables([table for table, _ in tables], promote_options="permissive")
+        return table, sum(dropped for _, dropped in tables)
+
+    def _read(self, path: Path, names: list[str]) -> tuple["pa.Table", int]:
+        import pyarrow as pa
+
+        texts = {*self.texts, *self.more}
+        table = read_rows(path, texts | {old for old, new in self.renamed.items() if new in texts})
+        columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
+        for name in names:
+            if name not in columns:
+                hint = f", as {self.hub.name} on the Hugging Face Hub does" if self.hub else ""
+                raise DataError(
+                    f"{path} has no column {name!r}, only {', '.join(table.column_names)}; it must have"
+                    f" {', '.join(names)}{hint}"
+                )
+        table = table.select([columns[name] for name in names]).rename_columns(names)
+        for name in texts & {*names}:
+            check_texts(path, table[name], name)
+        if self.label not in names or not (self.classes or self.threshold):
+            return table, 0
+        labels = pa.array(self._labels(path, table[self.label]), pa.int64())
+        return table.set_column(names.index(self.label), self.label, labels).filter(
+            labels.is_valid()
+        ), labels.null_count
+
+    def _labels(self, path: Path, column: Any) -> list[int | None]:
+        """The labels of a file's rows; None for a row without one."""
+        if self.threshold is not None:
+            shares = column.to_pylist()
+            for row, share in enumerate(shares):
+                if not isinstance(share, int | float) or not 0 <= share <= 1:
+                    raise DataError(f"{path}: row {row} has {self.label} {share}; it must be a share in [0, 1]")
+            return [int(share >= self.threshold) for share in shares]
+        known = {form: i for i, name in enumerate(self.classes) for form in (name, str(i), f"{i}.0")}
+        words = [str(word).strip() for word in column.to_pylist()]
+        labels = [None if word.lower() in _NO_LABEL else known.get(word.lower(), -1) for word in words]
+        if -1 in labels:
+            row = labels.index(-1)
+            raise DataError(
+                f"{path}: row {row} has the {self.label} {words[row]!r}; it must be one of"
+                f" {', '.join(f'{i} or {name}' for i, name in enumerate(self.classes))}: rename your labels"
+            )
+        return labels
+
+
+def check_texts(path: Path, column: Any, name: str, first: int = 0) -> None:
+    """Raise a DataError with the first value that is no text; the column's rows are counted from `first`."""
+    if column.null_count or str(column.type) not in ("string", "large_string"):
+        for row, value in enumerate(column.to_pylist(), first):
+            if not isinstance(value, str):
+                raise DataError(f"{path}: row {row} has no text in column {name!r} but {value!r}; remove such rows")
+
 
 # -- labelled texts ---------------------------------------------------------------------------------------------------
 
@@ -66,34 +208,27 @@ IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions
 """The identities of WILDS (Koh et al. 2021); the Hub's own files have none of these columns."""
 
 
-def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_in: str = "") -> TextSource:
-    return TextSource(
-        folder=folder,
-        expected={"train": ("train.parquet", rows), "test": (test, test_rows)},
-        texts=("text",),
-        label="toxicity",
-        num_classes=2,
-        n_val=5_000,
-        salt="civil_comments",
-        threshold=0.5,
-        groups=IDENTITIES,
-        hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}) if hub else None,
-        stand_in=stand_in,
-    )
-
-
-CIVIL_COMMENTS = _comments("civil_comments", "test.parquet", 1_804_874, 97_320, hub=True)
-JIGSAW = _comments(
-    "jigsaw_toxicity",
-    "test_balanced.parquet",
-    159_571,
-    12_180,
-    hub=False,
+CIVIL_COMMENTS = TextSource(
+    folder="civil_comments",
+    expected={"train": ("train.parquet", 1_804_874), "test": ("test.parquet", 97_320)},
+    label="toxicity",
+    num_classes=2,
+    n_val=5_000,
+    salt="civil_comments",
+    threshold=0.5,
+    groups=IDENTITIES,
+    hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}),
+)
+JIGSAW = replace(
+    CIVIL_COMMENTS,
+    folder="jigsaw_toxicity",
+    expected={"train": ("train.parquet", 159_571), "test": ("test_balanced.parquet", 12_180)},
+    hub=None,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
 )
 
 
-def here(sources: Sequence[TextSource], root: Path) -> list[str]:
+def here(sources: Iterable[TextSource], root: Path) -> list[str]:
     """The data sets that are in this data folder."""
     return [source.folder for source in sources if (root / source.folder).is_dir()]
 
@@ -101,8 +236,7 @@ def here(sources: Sequence[TextSource], root: Path) -> list[str]:
 def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) -> TextSource:
     """The data set of this name, by default the first that is in this data folder, or else the first."""
     known = {source.folder: source for source in sources}
-    if dataset is None:
-        dataset = next(iter(here(sources, root)), next(iter(known)))
+    dataset = dataset or next(iter(here(sources, root)), next(iter(known)))
     if dataset not in known:
         raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
     return known[dataset]
@@ -111,62 +245,9 @@ def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) 
 # -- corpora ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """A text and its location.
-
-    Attributes:
-        folder: below the data folder; absolute for a user's file.
-        expected: by split, the name of a file and its official rows (a text's bytes), None if unknown. "train" is
-            always present; a file NAME_part replaces a missing one, and shards or JSON lines a table. Tables have a
-            column `text`.
-        separator: text added after every row of a Parquet file.
-        hub: where to fetch it.
-        stand_in: note in results if it stands in for other data.
-    """
-
-    folder: str
-    expected: Mapping[str, tuple[str, int | None]]
-    separator: str = "\n"
-    hub: Hub | None = None
-    stand_in: str = ""
-
-    @property
-    def layout(self) -> Columns:
-        """The columns of its tables."""
-        return Columns(("text",), {})
-
-    def files(self, root: Path) -> dict[str, list[Path]]:
-        """The files of each split in this data folder; for a missing one, where it is expected."""
-        folder, found = root / self.folder, {}
-        for split, (name, _) in self.expected.items():
-            official = or_part(folder / name)
-            others = [] if official.is_file() else find_files([folder, folder / "data"], [Path(name).stem])
-            found[split] = others or [official]
-        return found
-
-    def paths(self, root: Path) -> dict[str, Path]:
-        """A text or a Parquet file for each split; tables in other formats are converted, in the cache."""
-        return {
-            split: as_parquet(files, self.layout) if len(files) > 1 or is_table(files[0]) else files[0]
-            for split, files in self.files(root).items()
-        }
-
-    def require(self, root: Path) -> None:
-        """Make sure that the files exist; fetch missing ones from the Hub."""
-        paths = self.paths(root)
-        missing = [path for path in paths.values() if not path.is_file()]
-        if missing and missing[0].suffix != ".parquet":
-            raise DataError(
-                f"missing data: {missing[0].name} expected in {missing[0].parent};"
-                " copy it there, or name the folder that has it with --data DIR or BENCH_DATA"
-            )
-        require_tables(paths, ("text",), self.hub)
-
-
 CORPORA = {
-    "tiny_shakespeare": Corpus("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
-    "wikitext103": Corpus(
+    "tiny_shakespeare": TextSource("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
+    "wikitext103": TextSource(
         "wikitext103",
         {
             "train": ("train.parquet", 1_801_350),
@@ -176,8 +257,8 @@ CORPORA = {
         separator="",  # its rows are lines, with their line ends
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),
-    "wiki_quac": Corpus("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
-    "lm1b": Corpus(
+    "wiki_quac": TextSource("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
+    "lm1b": TextSource(
         "lm1b",
         {"train": ("train.parquet", 30_301_028), "test": ("test.parquet", 306_688)},
         # It is a script there, which `datasets` no longer runs; the Hub also has Parquet files.
@@ -186,19 +267,19 @@ CORPORA = {
         ),
     ),
     # All of it is 825 GiB; only the first 10,000 documents are fetched.
-    "pile": Corpus(
+    "pile": TextSource(
         "pile", {"train": ("train.parquet", 210_607_728)}, hub=Hub("NeelNanda/pile-10k", None, {"train": "train"})
     ),
 }
 
 
-def find_corpus(corpus: str) -> Corpus:
+def find_corpus(corpus: str) -> TextSource:
     """The corpus of this name, or the file of this name."""
     path = Path(corpus).expanduser()
     if corpus in CORPORA:
         return CORPORA[corpus]
     if path.is_file():
-        return Corpus(str(path.parent.resolve()), {"train": (path.name, None)})
+        return TextSource(str(path.parent.resolve()), {"train": (path.name, None)})
     if path.is_dir():
         raise ValueError(f"corpus={corpus} is a folder; name the file in it")
     if path.suffix or len(path.parts) > 1:
@@ -215,5 +296,5 @@ def civil_comments(root: Path, dataset: str | None = None) -> None:
 
 
 def corpus(root: Path, corpus: str) -> None:
-    """See `Corpus.require`."""
+    """See `TextSource.require`."""
     find_corpus(corpus).require(root)

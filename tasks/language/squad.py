@@ -1,6 +1,6 @@
 """SQuAD v1.1: which words of a paragraph answer a question? 87,599 + 10,570 questions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,7 @@ from tasks.core.files import DataError
 from tasks.core.randomness import BatchRandomness
 from tasks.core.split import validation_rows
 from tasks.language.labelled_text import Encoded, TextBatch, TextData, kind_of, tokenised
-from tasks.language.sources import SQUAD
-from tasks.language.text_source import TextSource, read_table, texts_of, values_of
-
-SPLIT_HASHES = {442: "397b1e88605a7799", 800: "9cb3917f086d0152"}
-"""`tasks.core.split.split_hash` by articles of the training file.
-
-The second is by paragraphs, of the part used in tests, which names no articles."""
+from tasks.language.sources import SQUAD, TextSource
 
 
 class Windows(NamedTuple):
@@ -86,10 +80,9 @@ class SquadData(TextData):
     ) -> None:
         self._stride, self._files = stride, list[Windows]()
         super().__init__(root, seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train)
-        import pyarrow as pa
-
-        files, paths = self._files, self.source.paths(root).values()
-        self._passages = pa.concat_tables([read_table(self.source, path, ("context", "answers")) for path in paths])
+        files = self._files
+        paths = [path for paths in self.source.files(root).values() for path in paths]
+        self._passages = self.source.read(paths, ("context", "answers"))[0]
         self._question = _joined([file.question for file in files], [len(file.articles) for file in files])
         self._at = _joined([file.at for file in files], [len(file.offsets) for file in files])
         self._offsets = np.concatenate([file.offsets for file in files])
@@ -104,20 +97,15 @@ class SquadData(TextData):
             )
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
-    def _encoded(self, path: Path, digest: str) -> Encoded:
+    def _encoded(self, paths: Sequence[Path], digest: str) -> tuple[Encoded, int]:
         source, tokenizer = self.source, self.tokenizer
-        arrays = tokenised(
-            Windows._fields,
-            path,
-            digest,
-            source.columns,
-            tokenizer,
-            lambda: _windows(source, path, tokenizer)._asdict(),
+        arrays, rows = tokenised(
+            Windows._fields, paths, digest, source.columns, tokenizer, lambda: _windows(source, paths, tokenizer)
         )
         file, before = Windows(**arrays), sum(len(file.ends) for file in self._files)
         self._files.append(file)
         numbers = before + np.arange(len(file.ends))
-        return Encoded(file.ids, file.ends, file.second, numbers, np.zeros(len(numbers), np.uint8))
+        return Encoded(file.ids, file.ends, file.second, numbers, np.zeros(len(numbers), np.uint8)), rows
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
         articles = torch.from_numpy(self._files[0].articles)
@@ -172,16 +160,18 @@ def _joined(numbers: list[NDArray[Any]], sizes: list[int]) -> NDArray[np.int64]:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
-    """Tokenise a file; neighbouring questions on the same paragraph share its offsets."""
-    table, truncation = read_table(source, path, source.columns), tokenizer.truncation
+def _windows(
+    source: TextSource, paths: Sequence[Path], tokenizer: Tokenizer
+) -> tuple[Mapping[str, NDArray[Any]], int, int]:
+    """Tokenise a split; neighbouring questions on the same paragraph share its offsets."""
+    (table, dropped), truncation = source.read(paths, source.columns), tokenizer.truncation
     assert truncation is not None
     stride = truncation["stride"]
     longest = (truncation["max_length"] - tokenizer.num_special_tokens_to_add(True) - stride) // 2
     whole = Tokenizer.from_str(tokenizer.to_str())
     whole.no_truncation()
-    questions, contexts = (texts_of(path, table, name) for name in source.texts)
-    answers = _answers(path, table, contexts)
+    questions, contexts, titles = (table[name].to_pylist() for name in ("question", "context", "title"))
+    answers = _answers(paths[0], table["answers"].to_pylist(), contexts)
     ids, windows, offsets, tokens = list[NDArray[Any]](), list[tuple[int, ...]](), [np.zeros((0, 2), np.int32)], 0
     kind = kind_of(tokenizer)
     for row, (question, context, (begin, end)) in enumerate(zip(questions, contexts, answers, strict=True)):
@@ -208,12 +198,11 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
             ids.append(np.array(part.ids, kind))
             before += size - stride
     row, at, second, lengths, *spans = np.array(windows, np.int64).reshape(-1, 8).T.copy()
-    titles = texts_of(path, table, "title")
     number: dict[str, int] = {}
     articles = [
         number.setdefault(title or context, len(number)) for title, context in zip(titles, contexts, strict=True)
     ]
-    return Windows(
+    windows_of_file = Windows(
         np.concatenate([np.zeros(0, kind), *ids]),
         np.cumsum(lengths),
         second.astype(np.uint16),
@@ -223,12 +212,13 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
         np.concatenate(offsets),
         np.array(articles, np.int32),
     )
+    return windows_of_file._asdict(), len(table), dropped
 
 
-def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:
+def _answers(path: Path, values: list[Any], contexts: list[str]) -> list[tuple[int, int]]:
     """Begin and end of each row's first answer in its paragraph, in characters; all answers must be texts."""
     spans = []
-    for row, (answers, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
+    for row, (answers, context) in enumerate(zip(values, contexts, strict=True)):
         match answers:
             case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(
                 isinstance(m, str) for m in more

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, trainers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from tasks.core.files import DataError, refuse_if_reading
-from tasks.core.tables import one_line
+from tasks.core.files import DataError, one_line, refuse_if_reading
 
 LEAST_VOCABULARY = 100
 """A tokenizer with fewer tokens is one whose vocabulary was not found."""
@@ -71,34 +70,37 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
+def hub_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path:
+    """The folder of a model in the Hub's cache, where its files are downloaded unless it is complete."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    with suppress(Exception):  # not in the cache, or no name of the Hub
+        folder = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
+        if is_complete(folder):
+            return folder
+    refuse_if_reading()
+    # Checked first: without a network the download would retry for a minute.
+    get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
+    disable_progress_bars()
+    return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=False))
+
+
 def _tokenizer_folder(model: str) -> Path:
     """The local folder with a model's tokenizer; from the Hub it is fetched once."""
     folder = named_folder(model)
-    if folder.is_dir():
-        if not has_tokenizer(folder):
-            raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
-        return folder
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
-
-    why = ""
-    for here in (True, False):
+    if not folder.is_dir():
         try:
-            if not here:
-                refuse_if_reading()
-                # Checked first: without a network the download would retry for a minute.
-                get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
-            wanted = [*_FILES, "tokenizer_config.json", "merges.txt"]
-            folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
-            if has_tokenizer(folder):
-                return folder
-            why = "it has no tokenizer there"
+            folder = hub_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer)
         except Exception as error:  # of the network, of the Hub, of the name
-            why = one_line(error)
-    raise DataError(
-        f"no tokenizer for {model}: there is no such folder, and the download from the Hugging Face Hub failed"
-        f" ({why}); name a"
-        " folder with the model's files by --task.model DIR, or train a small model by --task.scratch true"
-    )
+            raise DataError(
+                f"no tokenizer for {model}: there is no such folder, and the download from the Hugging Face Hub failed"
+                f" ({one_line(error)}); name a folder with the model's files by --task.model DIR, or train a small"
+                " model by --task.scratch true"
+            ) from None
+    if not has_tokenizer(folder):
+        raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
+    return folder
 
 
 def _lowercase(folder: Path) -> bool:

@@ -10,10 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasks.core.files import DataError
 
-LEAST_PAIRS = 256
-"""Tokens of a vocabulary of byte pairs at least: the bytes themselves."""
-MOST = 2**16
-"""Tokens of a vocabulary at most: each is stored in two bytes."""
+LEAST_PAIRS = 256  # tokens of a vocabulary of byte pairs: the bytes themselves
+MOST = 2**16  # tokens of a vocabulary: each is stored in two bytes
 
 
 class Vocabulary(ABC):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +13,14 @@ from torch import Tensor
 
 from tasks.core.extras import not_installed
 
-# Largest violation and relative duality gap of a returned answer.
-ACCURACY = 1e-8
+ACCURACY = 1e-8  # largest violation and relative duality gap of a returned answer
 # Largest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
 # above the rounding of a Gram matrix, 1e-16.
 NO_MARGIN = 1e-7
-# The interior-point method's tolerances, on the scaled problem; `_polish` removes the remaining error.
-_TOLERANCE = 1e-12
-# Least-squares systems count singular values below this share of the largest as 0.
-_RANK = 1e-13
-# Most constraints that `or_reason` solves: 2970 take 7 s, and the Gram matrix much memory. Ours.
-MOST_CONSTRAINTS = 3000
-# Most rounds of the active set. Two are usual; more only where constraints are active with weight 0.
-_ROUNDS = 20
+_TOLERANCE = 1e-12  # of the interior-point method, on the scaled problem; `_polish` removes the remaining error
+_RANK = 1e-13  # least-squares systems count singular values below this share of the largest as 0
+MOST_CONSTRAINTS = 3000  # that `or_reason` solves: 2970 take 7 s, and the Gram matrix much memory. Ours.
+_ROUNDS = 20  # of the active set; two are usual, more only where constraints are active with weight 0
 _INFEASIBLE = ("DualInfeasible", "AlmostDualInfeasible")
 NO_SOLVER = not_installed("clarabel", "papers")
 """The reason if the solver is not installed."""
@@ -52,16 +47,6 @@ class MaxMargin:
 
 Optimum = tuple[Tensor, MaxMargin]
 """The vector or matrix of largest margin, float64, and its dual solution."""
-
-
-class AttentionSVM(NamedTuple):
-    """W of largest margin, float64, shape (d, d), as in `attention_svm`, and its dual solution.
-
-    The weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
-    """
-
-    W: Tensor
-    solution: MaxMargin
 
 
 def solve(gram: ArrayLike) -> MaxMargin | None:
@@ -190,12 +175,13 @@ def _quality(G: NDArray, b: NDArray, a: NDArray) -> tuple[float, float, float]:
     return norm2, violation, (primal - (float(b @ a) - norm2 / 2)) / primal
 
 
-def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
+def attention_svm(tokens: Tensor, optimal: Tensor) -> Optimum | None:
     """Solve min ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 for every i and t != opt_i, as `solve`.
 
     The problem of Tarzanagh et al. (Transformers as Support Vector Machines) and Vasudeva et al. (TMLR 2025), for a
     query that is the first token. A constraint is the outer product of a token difference with the query, so the Gram
-    matrix is the elementwise product of theirs. Tokens x have the shape (n, T, d); `optimal` has the places opt_i.
+    matrix is the elementwise product of theirs. Tokens x have the shape (n, T, d), `optimal` has the places opt_i, and
+    W the shape (d, d); the weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
     """
     n, T = tokens.shape[:2]
     x_nTd = tokens.detach().to("cpu", torch.float64)
@@ -208,7 +194,7 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
     if solution is None:
         return None
     weights_m = torch.from_numpy(solution.weights)
-    return AttentionSVM((weights_m[:, None] * differences_md).T @ queries_md, solution)
+    return (weights_m[:, None] * differences_md).T @ queries_md, solution
 
 
 def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
@@ -221,10 +207,7 @@ def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
     return None if solution is None else (c_nd.T @ torch.from_numpy(solution.weights), solution)
 
 
-Solved = TypeVar("Solved", bound=Optimum)
-
-
-def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
+def or_reason(constraints: int, solve: Callable[[], Optimum | None]) -> Optimum | str:
     """The solution of a max-margin problem with this many constraints, or the reason why there is no solution."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
@@ -242,11 +225,5 @@ def fact(optimum: Optimum | str) -> dict[str, Any]:
     """The result of `or_reason` for a run's record."""
     if isinstance(optimum, str):
         return {"solved": False, "reason": optimum}
-    solution = optimum[1]
-    return {
-        "solved": True,
-        "norm": float(solution.norm),
-        "support": int(solution.support),
-        "violation": float(solution.violation),
-        "duality_gap": float(solution.duality_gap),
-    }
+    facts = vars(optimum[1])
+    return {"solved": True} | {name: facts[name] for name in ("norm", "support", "violation", "duality_gap")}

@@ -18,18 +18,14 @@ from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.theory.saturated import logistic_loss
+from tasks.theory.token_classifier import check_sizes
 
 Samples = tuple[Tensor, Tensor, Tensor]
 """Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
 
+# Attention logits computed at a time: on a CPU they stay in its cache (up to twice as fast), elsewhere in memory.
 _CPU_LOGITS, _LOGITS = 2**17, 2**24
-"""Attention logits computed at a time.
-
-On a CPU they stay in its cache (up to twice as fast); elsewhere memory is bounded.
-"""
-
-_MOST_DRAWS = 100
-"""A margin that fewer than one in this many samples has is refused."""
+_MOST_DRAWS = 100  # a margin that fewer than one in this many samples has is refused
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -115,8 +111,7 @@ class MixtureData(SequenceData):
         nu_norm: float = 1.0,
         sigma: float = 0.2,
     ) -> None:
-        for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("M", M, 1), ("d", d, M + 2)):
-            check_range(name, value, least)
+        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), M=(M, 1), d=(d, M + 2))
         check_range("zeta", zeta, 0, 1, open_low=True)
         check_range("S", S, 0, open_low=True)
         check_range("nu_norm", nu_norm, 0)
@@ -173,8 +168,7 @@ class PlantedData(SequenceData):
         U_norm: float = 5.0,
         margin: float = 0.0,
     ) -> None:
-        for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("d", d, 1)):
-            check_range(name, value, least)
+        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 1))
         check_range("W_norm", W_norm, 0)
         check_range("U_norm", U_norm, 0, open_low=True)
         check_range("margin", margin, 0)

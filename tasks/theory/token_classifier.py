@@ -19,7 +19,7 @@ from tasks.core.data import TaskData
 from tasks.core.randomness import BatchRandomness
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.theory.max_margin import AttentionSVM, Optimum, attention_svm, fact, or_reason
+from tasks.theory.max_margin import Optimum, attention_svm, fact, or_reason
 from tasks.theory.saturated import attended_mean
 
 
@@ -60,7 +60,7 @@ class TokenData(TaskData):
         self.sizes = {split: len(sequences.labels) for split, sequences in splits.items()}
 
     @cached_property
-    def att_svm(self) -> AttentionSVM | str:
+    def att_svm(self) -> Optimum | str:
         """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples.
 
         See Tarzanagh et al., Transformers as Support Vector Machines. A string with the reason if it was not solved.
@@ -91,9 +91,9 @@ class TokenData(TaskData):
         return type(samples)(*(part[rows] for part in samples))
 
 
-def check_sizes(n: int, n_test: int, T: int, d: int) -> None:
-    """Raise ValueError unless there are sequences of two tokens or more."""
-    for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("d", d, 2)):
+def check_sizes(**sizes: tuple[int, int]) -> None:
+    """Raise ValueError with the first value that is below its minimum, which follows it."""
+    for name, (value, least) in sizes.items():
         check_range(name, value, least)
 
 

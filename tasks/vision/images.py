@@ -17,6 +17,7 @@ from tasks.core.data import TaskData
 from tasks.core.files import DataError, splits_of
 from tasks.core.randomness import BatchRandomness
 from tasks.core.split import split_hash, validation_rows
+from tasks.vision.sources import CIFAR10, MNIST
 
 Labelled = tuple[Any, Any]
 """Images and labels: arrays, or paths of IDX files (`ArrayImages.samples`)."""
@@ -186,22 +187,55 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
     The file may also exist with .gz, or without it. One that is missing, damaged, or of another type is a DataError.
     """
     path = Path(path)
-    other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    file = next((file for file in (path, other) if file.is_file()), None)
+    forms = path, path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    file = next((file for file in forms if file.is_file()), None)
     if file is None:
         raise DataError(
             f"missing data: {path.name} expected in {path.parent}; copy it there, or name the folder of the data with"
             " --data DIR or BENCH_DATA"
         )
     try:
-        raw = file.read_bytes()
-        raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
-        zero, kind, dimensions = int.from_bytes(raw[:2]), raw[2], raw[3]
-        if zero or kind != 8:
+        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        if raw[:3] != b"\0\0\x08":
             raise ValueError(f"it begins with {raw[:4].hex()}, and IDX files of uint8 with 0000 08")
-        shape = np.frombuffer(raw, ">i4", dimensions, offset=4)
-        if (shape < 0).any():
-            raise ValueError(f"its sizes are {shape.tolist()}")
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"damaged data file {file} ({error}); delete it and copy it again") from None
+
+
+class MNISTData(ArrayImages):
+    """MNIST: 60,000 + 10,000 digits of 28 x 28 grey pixels, from its four files in `<root>/MNIST/raw`."""
+
+    name, classes, n_val = "mnist", 10, 5_000
+    SOURCE = MNIST
+
+    @staticmethod
+    def samples(root: Path) -> dict[str, Labelled]:
+        """The files, after a check of their contents' MD5."""
+        MNIST.require_whole(root)
+        files = MNIST.files(root)
+        return {
+            split: (files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"])
+            for split, part in (("train", "train"), ("test", "t10k"))
+        }
+
+
+class CIFAR10Data(ArrayImages):
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels, from the pickles in `<root>/cifar-10-batches-py`.
+
+    The pickles are read only if their MD5 is the official one.
+    """
+
+    name, classes, n_val = "cifar10", 10, 5_000
+    SOURCE = CIFAR10
+
+    @staticmethod
+    def samples(root: Path) -> dict[str, Labelled]:
+        """The content of the pickles."""
+        from torchvision import datasets
+
+        CIFAR10.require_whole(root)
+        folder = CIFAR10.find(root).parent
+        read = {split: datasets.CIFAR10(str(folder), train=split == "train") for split in ("train", "test")}
+        return {split: (dataset.data, dataset.targets) for split, dataset in read.items()}

@@ -1,12 +1,14 @@
-"""Locations and sources of the data of these tasks. Importing this file imports no torch.
+"""Locations and sources of the images of these tasks. Importing this file imports no torch.
 
 `TaskSpec.files` names a function for each task that reads files: it makes sure that they exist.
 """
 
+import urllib.request
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from tasks.core.files import fetch, require_files, require_present, unpack
+from tasks.core.files import require_content, require_present, unpack
 
 
 @dataclass(frozen=True)
@@ -16,50 +18,54 @@ class ImageSource:
     Attributes:
         folder: below the data folder.
         md5: by file name, of the uncompressed content.
-        url: of a tar archive that holds the folder, or of the folder, if it ends with a slash.
-        ending: of the files where they are fetched from: `.gz` or nothing.
+        dataset: torchvision's class of that data set, which downloads it.
+        archive: name of a tar archive of the folder, as published; empty for none.
+        ending: of the files as published: `.gz` or nothing.
+        url: of a published file, asked for first, since torchvision takes seconds to import.
     """
 
     folder: str
     md5: dict[str, str]
-    url: str
+    dataset: str
+    archive: str = ""
     ending: str = ""
+    url: str = ""
 
     def find(self, root: Path) -> Path:
         """The folder of the files: where torchvision puts it, where unpacking an archive by hand does, or `root`."""
         inner = Path(self.folder).name
-        by_hand = self.url.rpartition("/")[2].partition(".")[0] or Path(self.folder).parts[0]
+        by_hand = self.archive.partition(".")[0] or Path(self.folder).parts[0]
         places = [root / self.folder, root / by_hand / inner, root / by_hand, root / inner]
         places += [root] * (root.resolve().name == inner)
-        there = (place for place in places if any((place / name).is_file() for name in self._names))
-        return next(there, places[0])
+        names = [f"{name}{ending}" for name in self.md5 for ending in ("", ".gz")]
+        return next((place for place in places if any((place / name).is_file() for name in names)), places[0])
 
     def files(self, root: Path) -> dict[str, Path]:
         """The files by name; for a missing one, where it is expected."""
         folder = self.find(root)
-        found = {}
-        for name in self.md5:
-            forms = [folder / name, folder / f"{name}.gz"]
-            found[name] = next((path for path in forms if path.is_file()), folder / f"{name}{self.ending}")
-        return found
+        return {
+            name: next(
+                (path for path in (folder / name, folder / f"{name}.gz") if path.is_file()),
+                folder / f"{name}{self.ending}",
+            )
+            for name in self.md5
+        }
 
     def require(self, root: Path) -> None:
         """Make sure that the files exist; unpack or download them if not, or raise a DataError."""
-        archive = root / self.url.rpartition("/")[2]
+        archive = root / self.archive
         if archive.is_file() and not all(path.is_file() for path in self.files(root).values()):
             unpack(archive, root / self.folder, self.md5)
-        missing = [f"{name}{self.ending}" for name, path in self.files(root).items() if not path.is_file()]
-        folder = self.find(root)
-        require_present(folder, missing, lambda: fetch(self.url, folder, missing))
+        require_present(self.files(root).values(), lambda _: self._download(root))
+
+    def _download(self, root: Path) -> None:
+        with urllib.request.urlopen(self.url, timeout=10):
+            getattr(import_module("torchvision.datasets"), self.dataset)(str(root), download=True)
 
     def require_whole(self, root: Path) -> None:
         """Make sure that the files exist and are undamaged, or raise a DataError."""
         self.require(root)
-        require_files({path: self.md5[name] for name, path in self.files(root).items()})
-
-    @property
-    def _names(self) -> list[str]:
-        return [f"{name}{ending}" for name in self.md5 for ending in ("", ".gz")]
+        require_content({path: self.md5[name] for name, path in self.files(root).items()})
 
 
 MNIST = ImageSource(
@@ -70,8 +76,9 @@ MNIST = ImageSource(
         "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
         "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    ".gz",
+    dataset="MNIST",
+    ending=".gz",
+    url="https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz",
 )
 CIFAR10 = ImageSource(
     "cifar-10-batches-py",
@@ -84,5 +91,7 @@ CIFAR10 = ImageSource(
         "test_batch": "40351d587109b95175f43aff81a1287e",
         "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
     },
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    dataset="CIFAR10",
+    archive="cifar-10-python.tar.gz",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
 )
