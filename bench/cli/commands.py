@@ -269,7 +269,8 @@ def known_options(name: str, task: str | None = None, opts: Sequence[str] = ()) 
         task: adds its options if it is built in; a plug-in is not imported for an error message.
         opts: the same for optimizers.
     """
-    from bench.config.options import GLOSSARY, optimizer_options, task_options, trainer_options
+    from bench.config.options import GLOSSARY, optimizer_options, task_options
+    from bench.config.run_config import trainer_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS

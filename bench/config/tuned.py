@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.config.values import configs_folder
@@ -13,6 +13,7 @@ from bench.text import located, why_wrong
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
+_Setting = _Value | list[_Value]
 _Name = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -39,9 +40,9 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
     for folder in places:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
             return path
-    there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
+    known = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
     todo = "give its values instead" if shipped else f"`bench tune --task {task} --opt {opt}` does it"
-    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'}; {todo}")
+    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(known) or 'nothing yet'}; {todo}")
 
 
 class Provenance(BaseModel):
@@ -57,22 +58,19 @@ class Provenance(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     study: str | None = None
-    settings: dict[str, _Value | list[_Value]] = {}
+    settings: dict[str, _Setting] = {}
     versions: dict[str, int | str] = {}
     split: Annotated[_Name | None, Field(validation_alias=AliasChoices("split", "select_split"))] = None
     seeds: Annotated[str, Field(validation_alias=AliasChoices("seeds", "tuning_seeds"))] = ""
 
 
 class Tuned(BaseModel):
-    """The part of a file of tuned settings with their provenance."""
+    """A file of tuned settings, dotted or nested, with their provenance."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]
 
     provenance: Provenance | None = None
-
-
-_SETTINGS = TypeAdapter(
-    dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]], config=ConfigDict(strict=True)
-)
-"""The rest of such a file: settings, dotted or nested."""
 
 
 def read_tuned(path: Path) -> Provenance:
@@ -83,7 +81,6 @@ def read_tuned(path: Path) -> Provenance:
     """
     content = read_yaml(path)
     try:
-        _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
         return Tuned.model_validate(content).provenance or Provenance()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,8 @@ FOLDERS = {"data": "data", "store": "runs"}
 """Default folders of data and runs, if neither `--data` and `--store` nor their variables are set."""
 
 
-def refuse_too_many(asked: str, runs: int) -> None:
-    """Refuse more runs than a command may train, before their configurations are built.
-
-    Args:
-        asked: the option that requests them, as the user typed it.
-        runs: a lower bound of their number.
+def refuse_too_many(what: str, runs: int) -> None:
+    """Refuse more runs (`runs` is a lower bound) than `what`, an option as typed, may ask for; before they are built.
 
     Raises:
         UserError: there are too many.
@@ -31,7 +28,7 @@ def refuse_too_many(asked: str, runs: int) -> None:
     if runs > MOST_RUNS:
         number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
         raise UserError(
-            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
+            f"{what}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
         )
 
 
@@ -43,10 +40,10 @@ def parts(text: object) -> list[str]:
     """
     if isinstance(text, list):
         return list(map(str, text))
-    found = [part.strip() for part in str(text).strip(", \t").split(",")]
-    if len(found) > 1 and not all(found):
+    words = [part.strip() for part in str(text).strip(", \t").split(",")]
+    if len(words) > 1 and not all(words):
         raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
-    return [part for part in found if part]
+    return [word for word in words if word]
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
@@ -61,23 +58,20 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
         UserError: the text is none of these, there are too many seeds, or one is too large.
     """
     ranges: list[range] = []
-    try:
-        for part in parts(text):
-            low, colon, high = part.partition(":")
-            ranges.append(range(int(low), int(high) if colon else int(low) + 1))
-    except ValueError:
-        ranges = []
-    if len(ranges) == 1 and "," not in text and ":" not in text:
+    with suppress(ValueError):
+        ends = [part.partition(":") for part in parts(text)]
+        ranges = [range(int(low), int(high) if colon else int(low) + 1) for low, colon, high in ends]
+    if ranges and counts_seeds(text):
         ranges = [range(ranges[0].start)]
-    refuse_too_many(f"{option} {text}", sum(max(0, each.stop - each.start) for each in ranges))
-    seeds = [seed for each in ranges for seed in each]
+    refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
+    seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
     if not seeds or min(seeds) < 0 or not all(ranges):
         raise UserError(
             f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
         )
     if max(seeds) > MOST_SEED:
         raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
-    return list(dict.fromkeys(seeds))
+    return seeds
 
 
 def counts_seeds(text: str) -> bool:
@@ -154,11 +148,11 @@ def read_budget(text: str) -> Budget:
     Raises:
         ValueError: the text is neither.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
-    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
+    if (match := re.fullmatch(r"(\d+) ?runs?", text.strip())) and int(match[1]):
         return Budget(text, runs=int(match[1]))
-    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
-        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
+    if match and 0 < (seconds := float(match[1]) * _UNITS[match[2]]) < 1e9:
+        return Budget(text, seconds=seconds)
     raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
 
 
@@ -168,9 +162,8 @@ def place(name: str, given: str | None = None) -> Path:
     Raises:
         UserError: the name is empty, which would mean the current folder; or the store is a file.
     """
-    text, variable = given, f"BENCH_{name.upper()}"
-    if text is None:
-        text = os.environ.get(variable, FOLDERS[name])
+    variable = f"BENCH_{name.upper()}"
+    text = os.environ.get(variable, FOLDERS[name]) if given is None else given
     is_file = name == "store" and is_no_folder(Path(text))
     if is_file or not text.strip():
         why = "it is a file, not a folder" if is_file else "it must name a folder or file"
@@ -194,8 +187,8 @@ def reference_folder() -> Path | None:
     `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
     """
     named = os.environ.get("BENCH_REFERENCE")
-    found = Path(named) if named else _shipped("reference", "results/reference/runs") if named is None else None
-    return found if found is not None and found.is_dir() else None
+    folder = Path(named or "") if named is not None else _shipped("reference", "results/reference/runs")
+    return folder if named != "" and folder.is_dir() else None
 
 
 def configs_folder() -> Path:
