@@ -5,11 +5,12 @@ being imported. Others are given as `module:Class` or `file.py:Class`.
 """
 
 import ast
+import base64
 import hashlib
 import importlib.util
+import pickle
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import redirect_stdout
@@ -18,11 +19,10 @@ from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
-_BEGUN = time.time()
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
@@ -35,16 +35,27 @@ class PluginError(Exception):
     """A plug-in cannot be used; the message says which, why, and what to do."""
 
 
-class Named(Protocol):
-    """An entry of a registry."""
-
-    @property
-    def name(self) -> str:
-        """The name as typed by the user."""
-        ...
+SESSION = "__main__"
+session: dict[str, tuple[str, Any]] = {}
+"""Classes and specs that only this process and its workers have, by name (`__main__:Class`): package and object."""
 
 
-Spec = TypeVar("Spec", bound=Named)
+def packed() -> str:
+    """The objects of this session, for `adopt` in another process."""
+    if not session:
+        return ""
+    import cloudpickle
+
+    return base64.b64encode(cloudpickle.dumps(session)).decode()
+
+
+def adopt(text: str) -> None:
+    """Take over the objects of another process's session, from a job of its own."""
+    if text:
+        session.update(pickle.loads(base64.b64decode(text)))
+
+
+Spec = TypeVar("Spec", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -117,8 +128,8 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             raise KeyError(name)
         target = points[0].value if points else name
         place = target.rpartition(":")[0]
-        # A file may change, and so may the working folder.
-        key = (name, _digest(*sources(Path(place))) if place.endswith(".py") else "")
+        # A file may change, and so may the working folder, and a class of a notebook.
+        key = (name, provenance(target) if place.endswith(".py") or place == SESSION else "")
         if key not in self._loaded:
             self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
         return self._loaded[key]
@@ -146,6 +157,8 @@ def load(target: str) -> Any:
     Raises:
         PluginError: it cannot be imported.
     """
+    if target in session:
+        return session[target][1]
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
@@ -217,7 +230,7 @@ def _file(path: Path) -> Any:
     helpers = sources(path)[1:]
     name = f"{_PREFIX}{path.stem}_{_digest(path, *helpers)}"
     if name not in sys.modules:
-        _forget(helpers)
+        _forget(set(helpers))
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
         assert spec.loader is not None
@@ -232,22 +245,13 @@ def _file(path: Path) -> Any:
     return sys.modules[name]
 
 
-_imported: dict[Path, str] = {}
-"""Digests of the helpers of plug-ins when they were imported."""
-
-
-def _forget(helpers: Sequence[Path]) -> None:
-    """Forget helpers that changed since a plug-in imported them, so that they are imported again."""
-    now = {path: _digest(path) for path in helpers}
-    # Other code may have imported a helper that no plug-in has; it is as it was if it is older than this process.
-    then = {path: _imported.get(path, "" if path.stat().st_mtime > _BEGUN else digest) for path, digest in now.items()}
-    if then != now:
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
-                del sys.modules[name]
-        importlib.invalidate_caches()
-    _imported.update(now)
+def _forget(helpers: set[Path]) -> None:
+    """Forget a plug-in's helpers, which may have changed since another version imported them."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).resolve() in helpers and name != "__main__" and not name.startswith(_PREFIX):
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def sources(path: Path) -> list[Path]:
@@ -288,6 +292,8 @@ def provenance(target: str) -> str:
     Code that may change under the same version has a digest of its source: the file with its helpers (`sources`), or
     the module's whole package. Nothing is imported.
     """
+    if target in session:
+        return session[target][0]
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
         return _digested(sources(Path(place)))
@@ -328,20 +334,14 @@ def _editable(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def bare(name: str) -> str:
-    """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` from any folder."""
+    """A name without the folder of a file, or `__main__`: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` anywhere."""
     place, _, target = name.rpartition(":")
-    return f"{Path(place).name}:{target}" if place.endswith(".py") else name
-
-
-def absolute(name: str) -> str:
-    """A name with the absolute path of a file, valid in any folder."""
-    place, _, target = name.rpartition(":")
-    return f"{Path(place).absolute()}:{target}" if place.endswith(".py") else name
+    return f"{Path(place).name}:{target}" if place.endswith(".py") else target if place == SESSION else name
 
 
 @lru_cache(maxsize=256)
 def slug(name: str) -> str:
     """A name as used in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
-    place, _, target = name.rpartition(":")
+    place, _, target = bare(name).rpartition(":")
     stem = Path(place).name.removesuffix(".py")
     return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{target}" if stem else target, flags=re.ASCII)[:80]

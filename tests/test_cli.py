@@ -585,7 +585,7 @@ def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
         ("--trainer.checkpoint_seconds inf", "--trainer.checkpoint_seconds 'inf': it must be a finite number"),
         ("--trainer.max_epochs -2", "--trainer.max_epochs '-2'"),
         ("--trainer.max_seconds 0", "--trainer.max_seconds '0'"),
-        ("--trainer.batch_size 0", "--trainer.batch_size 0: it must be at least 1, or `full`"),
+        ("--trainer.batch_size 0", "--trainer.batch_size '0': it must be at least 1, or `full`"),
         ("--trainer.batch_size half", "--trainer.batch_size 'half'"),
         ("--trainer.batch_size 21", "--trainer.batch_size 21 is more than the 20 training samples"),
         ("--trainer.micro_batch_size 0", "--trainer.micro_batch_size '0'"),

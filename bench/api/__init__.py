@@ -126,7 +126,7 @@ def fit(
         top = {"seed": seed, "data_seed": data_seed, "precision": precision, "device": device, "logger": logger}
         top |= {name: path for name, path in places.items() if (data, store)[name == "store"] is not None}
         words = settings_of_call(
-            places["store"], task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
+            task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
         )
         from bench.api import fitting
 
@@ -206,9 +206,7 @@ def sweep(
     with training(progress):
         places = places_of(data, store)
         top = {"data_seed": data_seed, "precision": precision, "device": device, "logger": logger}
-        words = settings_of_call(
-            places["store"], task, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top
-        )
+        words = settings_of_call(task, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top)
         from bench.api import sweeping
 
         request = sweeping.request(words, seeds_of(seeds), places, path_of("config", config), tuned=tuned)
@@ -276,7 +274,7 @@ def tune(
         places = places_of(data, store)
         top = {"data_seed": data_seed, "precision": precision, "device": device}
         words = settings_of_call(
-            places["store"], task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
+            task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
         )
         if sampler is not None and sampler not in ("grid", "qmc", "tpe"):
             raise unknown("sampler", str(sampler), ("grid", "qmc", "tpe"))
@@ -399,9 +397,7 @@ def compare(
     with training(progress):
         places = places_of(data, store)
         top = {"data_seed": data_seed, "precision": precision, "device": device}
-        words = settings_of_call(
-            places["store"], None, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top
-        )
+        words = settings_of_call(None, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top)
         from bench.api import comparison
 
         request = comparison.Request(
@@ -642,8 +638,8 @@ def check(
         if list:
             return kit.listed()
         places = places_of(data, store)
-        dotted = settings_of_call(places["store"], settings=settings, hyperparameters=hyperparameters)
-        name = optimizer if optimizer is None else name_of(optimizer, places["store"])
+        dotted = settings_of_call(settings=settings, hyperparameters=hyperparameters)
+        name = optimizer if optimizer is None else name_of(optimizer)
         several = [
             path for each in ([out] if isinstance(out, str | Path) else out or []) if (path := path_of("out", each))
         ]
@@ -708,7 +704,7 @@ def reproduce(
         counted = None if seeds is None else seeds_text("seeds", seeds)
         effort = effort_of(engine, workers, cluster, width, budget)
         places = {**places_of(data, store), "device": device}
-        version = papers.version(quick, search, counted, settings_of_call(places["store"], settings=settings))
+        version = papers.version(quick, search, counted, settings_of_call(settings=settings))
         return papers.reproduce(name, folder, places, version, effort, dry=dry_run)
 
 

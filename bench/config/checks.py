@@ -22,11 +22,7 @@ from tasks.core.files import DataError
 
 
 def check_places(configs: Iterable[RunConfig]) -> None:
-    """Ensure that the store is writable and that the data files exist, fetching them if necessary.
-
-    Raises:
-        UserError: the store is not writable, or a file is missing.
-    """
+    """Ensure that the store is writable and that the data files exist, fetching them if necessary (UserError)."""
     for config in {repr((c.store, c.data, c.task, c.task_options)): c for c in configs}.values():
         if is_main_process():  # the other ranks write nothing
             Store(config.store).refuse_unwritable()
@@ -38,11 +34,7 @@ def check_places(configs: Iterable[RunConfig]) -> None:
 
 
 def check_early(config: RunConfig) -> None:
-    """Refuse errors that need no torch to detect; `check` includes this.
-
-    Raises:
-        UserError: with the value at fault and what to do.
-    """
+    """Refuse errors that need no torch to detect (UserError); `check` includes this."""
     for is_wrong, message in _early(config):
         if is_wrong:
             raise UserError(message)
@@ -102,11 +94,7 @@ def why_no_lanes(config: RunConfig) -> str | None:
 
 
 def check_engine(engine: str, configs: Iterable[RunConfig]) -> None:
-    """Refuse runs that this engine cannot train.
-
-    Raises:
-        UserError: with the first obstacle.
-    """
+    """Refuse runs that this engine cannot train (UserError)."""
     obstacle = next(filter(None, map(why_no_lanes, configs)), None) if engine == "lanes" else None
     if obstacle:
         raise UserError(f"--engine lanes: {obstacle}; use --engine lightning")
@@ -175,11 +163,7 @@ def option_error(prefix: str, error: BaseException, options: Collection[str]) ->
 
 @contextmanager
 def task_errors(options: Collection[str]) -> Iterator[None]:
-    """Turn errors of a task's code, which has these options, into one line for the user.
-
-    Raises:
-        UserError: an option's value is illegal, or data are missing or damaged.
-    """
+    """Turn errors of a task's code, which has these options, into one line for the user (UserError)."""
     try:
         yield
     except ValueError as error:

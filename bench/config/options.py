@@ -108,12 +108,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 @lru_cache
 def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
-    """The keyword arguments of a class, from its source, in the order of the signature.
-
-    Args:
-        target: `package.module:Class`.
-        skip: arguments that are not options (`params`, `data`, ...).
-    """
+    """The keyword arguments of `package.module:Class` without those to skip, from its source."""
     functions = ((node, method_node(node, "__init__")) for node in class_nodes(*target.split(":")))
     node, function = next((node, function) for node, function in functions if function is not None)
     docs, args = _documented(ast.get_docstring(node) or ""), function.args
@@ -180,25 +175,19 @@ def _documented(doc: str) -> dict[str, str]:
 
 
 def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict[str, Option]:
-    """The keyword arguments of an imported class, as `read_options`.
+    """The keyword arguments of an imported class after the first `skip` ones, which are not options.
 
     If the constructor passes `**keywords` on, those of its base classes count as well, and any other that is given;
     required ones of base classes count only if it passes `*arguments` on too, since it sets them itself otherwise.
-
-    Args:
-        cls: a class.
-        skip: number of leading arguments that are not options (`params`).
-        given: names of given arguments.
     """
     docs, options = _documented(inspect.getdoc(cls) or ""), dict[str, Option]()
-    passes_all = is_open = True
-    for base in cls.__mro__[:-1]:
-        if "__init__" not in vars(base):
-            continue
-        parameters = list(inspect.signature(base.__init__).parameters.values())
+    constructors = [base.__init__ for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+    passes_all = True
+    for constructor in constructors:
+        parameters = list(inspect.signature(constructor).parameters.values())
         hints: dict[str, Any] = {}
         with suppress(NameError, TypeError):  # annotations that only a type checker can read
-            hints = typing.get_type_hints(base.__init__)
+            hints = typing.get_type_hints(constructor)
         for parameter in parameters[1 + skip :]:
             is_required, name = parameter.default is parameter.empty, parameter.name
             several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -208,9 +197,9 @@ def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict
         kinds = {parameter.kind for parameter in parameters}
         passes_all &= inspect.Parameter.VAR_POSITIONAL in kinds
         if inspect.Parameter.VAR_KEYWORD not in kinds:
-            is_open = base is not next(each for each in cls.__mro__ if "__init__" in vars(each))
+            given = () if constructor is constructors[0] else given
             break
-    more = [name for name in given if is_open and "." not in name and name not in (*options, REST)]
+    more = [name for name in given if "." not in name and name not in (*options, REST)]
     return options | {name: Option(name, Any, UNSET, "passed on to the constructor") for name in more}
 
 
@@ -255,9 +244,8 @@ def _options_of(target: Any, skip: tuple[str, ...], given: Iterable[str] = (), *
     cls = load(target) if isinstance(target, str) else target
     first = [*inspect.signature(cls.__init__).parameters.values()][1:2]
     if first and isinstance(first[0].default, int | float | str):
-        raise UserError(
-            f"class {cls.__qualname__}: the first argument of __init__ after self is {first[0]}; put {skip[0]} first"
-        )
+        why = f"the first argument of __init__ after self is {first[0]}; put {skip[0]} first"
+        raise UserError(f"class {cls.__qualname__}: {why}")
     return imported_options(cls, len(skip), given)
 
 
@@ -265,15 +253,7 @@ def _options_of(target: Any, skip: tuple[str, ...], given: Iterable[str] = (), *
 
 
 def optimizer_options(spec: Any, given: Iterable[str] = ()) -> dict[str, Option]:
-    """The options of an OptimizerSpec, with the suite's defaults in place of the signature's.
-
-    Args:
-        spec: of the optimizer.
-        given: names of given options, which a constructor with `**keywords` takes too.
-
-    Raises:
-        UserError: its constructor does not take the parameters first.
-    """
+    """The options of an OptimizerSpec, with the suite's defaults; `**keywords` take all given ones."""
     options = _options_of(spec.target, ("params",), given, own=spec.name in OPTIMIZERS.own)
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
@@ -281,23 +261,14 @@ def optimizer_options(spec: Any, given: Iterable[str] = ()) -> dict[str, Option]
 def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Option]:
     """The options of an OptimizerSpec, its options by role, and those of the optimizer for the rest, in dotted form.
 
-    With a rest, the first method has only the role `matrix`, and the other one has all others.
-
-    Args:
-        spec: of the first optimizer.
-        given: hyperparameters by name; they may name the optimizer for the rest.
-
-    Raises:
-        UserError: as for `rest_of`.
+    With a rest, which `given` hyperparameters may name, the first method has only the role `matrix`.
     """
     rest, options = rest_of(spec, given), optimizer_options(spec, given)
     others = [role for role in ROLES if role != "matrix"]
     options |= _by_role(options, ROLES if rest is None else ["matrix"])
-    help_ = (
-        f"another optimizer for all parameters except matrices ({' and '.join(others)}); --opt.{REST}.NAME sets its"
-        " options"
-    )
-    options[REST] = Option(REST, str | None, spec.rest if spec.rest is not None or rest is not None else UNSET, help_)
+    what = f"another optimizer for all parameters except matrices ({' and '.join(others)})"
+    default = UNSET if spec.rest is None and rest is None else spec.rest
+    options[REST] = Option(REST, str | None, default, f"{what}; --opt.{REST}.NAME sets its options")
     if rest is not None:
         set_here = spec.defaults if rest == spec.rest else {}  # for another optimizer they mean nothing
         of_rest = {
@@ -328,14 +299,7 @@ def is_none(value: Any) -> bool:
 def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     """The name of the optimizer for the rest: the given one, else the spec's default; None if there is none.
 
-    It must be one of the suite's own: records and tuned files name it too, and must not cause imports.
-
-    Args:
-        spec: of the first optimizer.
-        given: hyperparameters by name.
-
-    Raises:
-        UserError: there is no such optimizer, or it has a rest itself.
+    It must be one of the suite's own, without a rest itself: records name it too, and must not cause imports.
     """
     name = given.get(REST, spec.rest)
     known = [known for known, other in OPTIMIZERS.own.items() if other.rest is None]
@@ -345,39 +309,22 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
 
 
 def no_such_option(spec: Any, given: Mapping[str, Any], name: str, others: Iterable[str] = ()) -> UserError:
-    """The error for a hyperparameter that an optimizer does not have here, with advice on what to write.
-
-    Args:
-        spec: of the first optimizer.
-        given: hyperparameters by name; they may name the optimizer for the rest.
-        name: of the hyperparameter, with neither dashes nor group.
-        others: further options, with dashes, that may be meant.
-    """
+    """The error for a hyperparameter that an optimizer does not have here; `others` are further known options."""
     rest, known = rest_of(spec, given), all_optimizer_options(spec, given)
     first, _, tail = name.partition(".")
     if rest is None and first == REST:
-        return UserError(
-            f"--opt.{name}: {spec.name} needs an optimizer for the rest; name it first: --opt.{REST} adamw"
-        )
-    if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
+        why = f"{spec.name} needs an optimizer for the rest; name it first: --opt.{REST} adamw"
+        return UserError(f"--opt.{name}: {why}")
+    if f"{REST}.{name}" in known:
         why = f"with --opt.{REST} {rest}, {spec.name} moves only the matrices"
-        return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")
+        return UserError(f"--opt.{name}: {why}; write --opt.{REST}.{name} for {rest}'s value")
     if first in OPTIMIZERS and tail in known:
         return UserError(f"unknown option '--opt.{name}'; did you mean '--opt.{tail}'? A run has one optimizer")
     return unknown_setting(f"opt.{name}", [*others, *(f"--opt.{option}" for option in known)])
 
 
 def optimizer_values(spec: Any, given: Mapping[str, Any], others: Callable[[], Iterable[str]] = list) -> dict[str, Any]:
-    """The value of every option of an optimizer and of the one for the rest; options by role only if given.
-
-    Args:
-        spec: of the optimizer.
-        given: values by name.
-        others: further options, with dashes, that a wrong name may mean.
-
-    Raises:
-        UserError: as for `parse_options`.
-    """
+    """The value of every option of an optimizer and of the one for the rest; options by role only if given."""
     is_plain = spec.rest is None and not any("." in name or name == REST for name in given)
     options = optimizer_options(spec, given) if is_plain else all_optimizer_options(spec, given)
     for name in sorted(given.keys() - options.keys()):
@@ -397,12 +344,11 @@ def task_options(spec: Any) -> dict[str, Option]:
     for target, skip in ((spec.data, ("root", "seed")), (spec.module, ("data",))):
         options |= _options_of(target, skip, own=own)
     if spec.presets:
-        sets = [
-            f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}"
-            for k, values in spec.presets.items()
-        ]
-        help_ = f"defaults for options ({'; '.join(sets)})"
-        options |= {"preset": Option("preset", typing.Literal[tuple(spec.presets)], next(iter(spec.presets)), help_)}
+        texts = (
+            f"{k}: {', '.join(f'{o} {v}' for o, v in x.items()) or 'the defaults'}" for k, x in spec.presets.items()
+        )
+        kind, first = typing.Literal[tuple(spec.presets)], next(iter(spec.presets))
+        options["preset"] = Option("preset", kind, first, f"defaults for options ({'; '.join(texts)})")
     for name in spec.derived:
         if name not in options or options[name].default is not None:
             raise UserError(f"{spec.name}: derived[{name!r}] needs an option of this name whose default is None")
@@ -413,15 +359,7 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
     """The value of every option of a task: the given one, else the preset's, else the default, else the derived one.
 
     An option whose derived value is None is left out, so that studies made before it was added keep their names. The
-    preset is left out too: it only names values.
-
-    Args:
-        spec: of the task.
-        given: values by option.
-        recorded: they are from a record: an option that it lacks was added later and is None.
-
-    Raises:
-        UserError: as for `parse_options`.
+    preset is left out too: it only names values. An option that a record lacks was added later and is None.
     """
     options = task_options(spec)
     values = parse_options("task", options, given)
@@ -429,22 +367,19 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
         given = {**spec.presets[values["preset"]], **given}
         values = parse_options("task", options, given)
         del values["preset"]
-    derived = {name: _derived(spec, name, options[name], values) for name in spec.derived if name not in given}
-    for name, value in derived.items():
+    before = dict(values)
+    for name, derive in spec.derived.items():
+        if name in given:
+            continue
+        try:
+            value = derive(before)
+        except Exception as error:  # it is the plug-in's code
+            raise UserError(f"{spec.name}: derived[{name!r}] raises {type(error).__name__}: {error}") from error
         if value is None:
             del values[name]
         elif not recorded:
-            values[name] = value
+            values |= parse_options("task", {name: options[name]}, {name: value})
     return values
-
-
-def _derived(spec: Any, name: str, option: Option, values: Mapping[str, Any]) -> Any:
-    """The default that a task's own function gives, as its option's type; UserError if it raises."""
-    try:
-        value = spec.derived[name](values)
-    except Exception as error:  # it is the plug-in's code
-        raise UserError(f"{spec.name}: derived[{name!r}] raises {type(error).__name__}: {error}") from error
-    return None if value is None else parse_options("task", {name: option}, {name: value})[name]
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -452,11 +387,6 @@ def _derived(spec: Any, name: str, option: Option, values: Mapping[str, Any]) ->
 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Check and convert given values (words of the command line or YAML values) and fill in the defaults.
-
-    Args:
-        prefix: `opt` or `task`, for messages.
-        options: the options by name.
-        given: the given values by name.
 
     Raises:
         UserError: a name is unknown, a value has the wrong type, or a required option is missing.

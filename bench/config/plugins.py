@@ -31,18 +31,9 @@ def allowed(
 ) -> dict[str, str]:
     """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
 
-    Records are untrusted. So a file or a module is imported only if the user names it too and its digest is the
-    recorded one. Entry points of installed packages need not be named.
-
-    Args:
-        recorded: the two names.
-        versions: of the record, with `task_package` and `opt_package`.
-        named: names given by the user, by kind.
-        what: the record, for messages: `run X`.
-        command: the user's words; an error adds the missing names.
-
-    Raises:
-        UserError: a file is not named or differs from the recorded one, or a package is not installed.
+    Records are untrusted. So a file or a module is imported only if the user names it too (`named`, by kind) and its
+    digest is the one in the record's `versions`. Entry points of installed packages need not be named. An error names
+    the record (`what`) and adds the missing names to the user's `command`.
     """
     names: dict[str, str] = {}
     unnamed: dict[str, str] = {}

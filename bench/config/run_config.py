@@ -227,10 +227,7 @@ class RunConfig(NoBooleans):
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name.
-
-        The rest is one of the suite's own, and so has no package.
-        """
+        """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
         optional = {
             "task_package": self.task_spec.package,
@@ -245,10 +242,9 @@ class RunConfig(NoBooleans):
     def identity(self) -> dict[str, Any]:
         """All that determines the result, in strict JSON: `run_id` is its hash.
 
-        It excludes the folders of data and store, and what changes only rounding: the size of micro-batches, `compile`,
-        and whether runs are lanes. It also excludes options of task and trainer at their defaults, so that a new option
-        does not change the ids of earlier runs; a changed default increments the task's version. A file or a model's
-        folder counts by its content.
+        It excludes folders, and what changes only rounding: micro-batches, `compile`, lanes. It also excludes options
+        of task and trainer at their defaults, so that a new option does not change the ids of earlier runs; a changed
+        default increments the task's version. A file or a model's folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
@@ -350,25 +346,17 @@ def resolve(
 def _name(key: str, settings: dict[str, Any]) -> str:
     """Take the name of the task or the optimizer from the settings; UserError if there is not exactly one."""
     name = settings.pop(key, None)
-    if isinstance(name, bool):  # `opt: no` of a YAML file
-        raise UserError(f"--{key} {name!r}: it takes a name, and {NO_BOOLEAN}")
-    if isinstance(name, list):
-        also = "; `bench sweep` takes several optimizers" if key == "opt" else ""
-        raise UserError(f"--{key} {name}: a run takes one name{also}")
+    if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
+        raise UserError(f"--{key} {name}: a run takes one name; `bench sweep` takes several optimizers")
     if not name:
-        known = ("task", "opt", "trainer", *_TOP)
-        strange = [name for name in settings if name.partition(".")[0] not in known]
+        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", "trainer", *_TOP)]
         also = f"; unknown here: {', '.join(strange)}" if strange else ""
         raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
     return str(name)
 
 
 def tuned_for(task: str, opt: str, settings: Mapping[str, Any], *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest.
-
-    Raises:
-        UserError: nothing was tuned, or the file is damaged.
-    """
+    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest."""
     spec, tuned = OPTIMIZERS[opt], tuned_settings(task, opt, shipped=shipped)
     given = hyperparameters_of(tuned | dict(settings))
     if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):
@@ -452,11 +440,7 @@ def decided(config: RunConfig) -> RunConfig:
 
 
 def on_device(config: RunConfig) -> RunConfig:
-    """The configuration with `device: auto` resolved.
-
-    Raises:
-        UserError: the device does not exist, or the machine has fewer of them than the run needs.
-    """
+    """The configuration with `device: auto` resolved; UserError if the machine has too few such devices."""
     config = decided(config)
     if config.device == "cpu":
         return config

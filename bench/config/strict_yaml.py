@@ -37,11 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises:
-        UserError: it is missing, not unambiguous YAML, or not a mapping.
-    """
+    """The mapping in a YAML file; UserError if it is missing, ambiguous, or no mapping."""
     try:
         values = yaml.load(path.read_text("utf-8"), _Loader)
     except FileNotFoundError:
@@ -72,20 +68,12 @@ def _flat(prefix: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def flatten_yaml(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file in dotted form; `task`, `opt` and `opt.rest` are names or mappings with `name`.
-
-    Raises:
-        UserError: the file is missing, not YAML, or not a mapping; or `trainer` is not a mapping.
-    """
+    """Settings of a YAML file in dotted form; `task`, `opt` and `opt.rest` are names or mappings with `name`."""
     return {k: v for k, v in flattened(read_yaml(path), path).items() if k.partition(".")[0] != "provenance"}
 
 
 def flattened(content: Mapping[Any, Any], path: object) -> dict[str, Any]:
-    """Settings in dotted form, from dotted or nested ones of a place that messages name.
-
-    Raises:
-        UserError: `trainer` is not a mapping, or a setting is given twice.
-    """
+    """Settings in dotted form, from dotted or nested ones of a place that messages name; UserError if ambiguous."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if key == "trainer" and value is not None and not isinstance(value, dict):

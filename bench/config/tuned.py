@@ -29,13 +29,7 @@ Sources = Mapping[tuple[str, str], TunedBy]
 
 
 def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
-    """The file with the tuned settings of a task and optimizer.
-
-    Files that `bench tune` wrote to `tuned` in this folder take precedence over shipped ones, unless `shipped`.
-
-    Raises:
-        UserError: nothing was tuned for them.
-    """
+    """The file with tuned settings: in `tuned` of this folder (unless `shipped`), else a shipped one."""
     places = [*[Path("tuned")] * (not shipped), configs_folder() / "tuned"]
     for folder in places:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
@@ -46,13 +40,9 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
 
 
 class Provenance(BaseModel):
-    """The provenance of tuned settings, as far as the suite uses it.
+    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided.
 
-    Attributes:
-        study: the study that found them.
-        settings, versions: of its runs.
-        split: on which its trials were compared; None if unknown. Earlier versions wrote `select_split`.
-        seeds: of its trials in words (`seeds_in_words`). Earlier versions wrote `tuning_seeds`.
+    Earlier versions wrote `select_split` and `tuning_seeds`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -74,11 +64,7 @@ class Tuned(BaseModel):
 
 
 def read_tuned(path: Path) -> Provenance:
-    """The provenance of a file of tuned settings, after validation of the file.
-
-    Raises:
-        UserError: it is invalid.
-    """
+    """The provenance of a file of tuned settings, after validation of the file (UserError)."""
     content = read_yaml(path)
     try:
         return Tuned.model_validate(content).provenance or Provenance()
@@ -91,11 +77,7 @@ def read_tuned(path: Path) -> Provenance:
 
 
 def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned hyperparameters of a task and optimizer; see `tuned_file`.
-
-    Raises:
-        UserError: nothing was tuned for them, or the file is damaged.
-    """
+    """The tuned hyperparameters of a task and optimizer, from their `tuned_file`."""
     path = tuned_file(task, opt, shipped=shipped)
     read_tuned(path)
     return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}

@@ -20,11 +20,7 @@ FOLDERS = {"data": "data", "store": "runs"}
 
 
 def refuse_too_many(what: str, runs: int) -> None:
-    """Refuse more runs (`runs` is a lower bound) than `what`, an option as typed, may ask for; before they are built.
-
-    Raises:
-        UserError: there are too many.
-    """
+    """Refuse more runs (`runs` is a lower bound) than `what`, an option as typed, may ask for (UserError)."""
     if runs > MOST_RUNS:
         number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
         raise UserError(
@@ -33,11 +29,7 @@ def refuse_too_many(what: str, runs: int) -> None:
 
 
 def parts(text: object) -> list[str]:
-    """The parts of `A,B`; `A,` has one. A list, as in a YAML file, has its items.
-
-    Raises:
-        UserError: a part between two others is empty.
-    """
+    """The parts of `A,B`, or of a list; `A,` has one. UserError if a part between two others is empty."""
     if isinstance(text, list):
         return list(map(str, text))
     words = [part.strip() for part in str(text).strip(", \t").split(",")]
@@ -49,13 +41,7 @@ def parts(text: object) -> list[str]:
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
     """Seeds from a count (`32` is 0 to 31), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
 
-    Args:
-        text: the count, the list or the range.
-        option: the option it was given for.
-        example: a count, for the message.
-
-    Raises:
-        UserError: the text is none of these, there are too many seeds, or one is too large.
+    UserError, with the option and an `example` of a count, if it is none of these, or has too many or large seeds.
     """
     ranges: list[range] = []
     with suppress(ValueError):
@@ -90,11 +76,7 @@ def typed(value: float) -> float:
 
 
 def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched on a log scale.
-
-    Raises:
-        ValueError: they are not numbers with 0 < low < high, or they are outside 1e-100 to 1e100.
-    """
+    """The ends of a range that is searched on a log scale; ValueError without 1e-100 <= low < high <= 1e100."""
     ends = float(low), float(high)
     if not 1e-100 <= ends[0] < ends[1] <= 1e100:
         raise ValueError
@@ -102,21 +84,15 @@ def ends_of_range(low: str, high: str) -> tuple[float, float]:
 
 
 def read_grid(key: str, raw: str) -> list[float]:
-    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
-
-    Raises:
-        UserError: the text is invalid.
-    """
+    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine (UserError)."""
     try:
         low, high, *points = raw.split(":")
         ends, (count,) = ends_of_range(low, high), map(int, points or [DEFAULT_POINTS])
-        if count < 2:
-            raise ValueError
     except (ValueError, TypeError):
-        raise UserError(
-            f"--{key} {raw}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points, such as"
-            " 1e-3:1e1:16"
-        ) from None
+        ends, count = (0.0, 0.0), 0
+    if count < 2:
+        rule = "LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
+        raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
     refuse_too_many(f"--{key} {raw}", count)
     return log_grid(*ends, count)
 
@@ -130,11 +106,7 @@ class Budget:
     seconds: float | None = None
 
     def refuse_beyond(self, runs: int) -> None:
-        """Refuse more runs than the budget.
-
-        Raises:
-            UserError: so many runs exceed it.
-        """
+        """Refuse more runs than the budget (UserError)."""
         if self.runs is not None and runs > self.runs:
             raise UserError(f"--budget {self.text}: {runs} runs are to be trained; ask for fewer, or raise it")
 
@@ -143,11 +115,7 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`).
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`); ValueError for another text."""
     if (match := re.fullmatch(r"(\d+) ?runs?", text.strip())) and int(match[1]):
         return Budget(text, runs=int(match[1]))
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
@@ -157,11 +125,7 @@ def read_budget(text: str) -> Budget:
 
 
 def place(name: str, given: str | None = None) -> Path:
-    """The folder that `--data` or `--store` names, else its environment variable, else the default.
-
-    Raises:
-        UserError: the name is empty, which would mean the current folder; or the store is a file.
-    """
+    """The folder that `--data` or `--store` names, else its environment variable, else the default (UserError)."""
     variable = f"BENCH_{name.upper()}"
     text = os.environ.get(variable, FOLDERS[name]) if given is None else given
     is_file = name == "store" and is_no_folder(Path(text))
@@ -209,11 +173,7 @@ def suites() -> dict[str, Path]:
 
 
 def suite_file(name: str) -> Path:
-    """The file of a shipped suite, or a file of this path.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """The file of a shipped suite, or a file of this path (UserError)."""
     path = suites().get(name, Path(name))
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise unknown("suite", name, suites())
