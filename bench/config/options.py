@@ -303,6 +303,8 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     """
     name = given.get(REST, spec.rest)
     known = [known for known, other in OPTIMIZERS.own.items() if other.rest is None]
+    if name is True:
+        raise UserError(f"--opt.{REST} needs a value: one of {', '.join(known)}")
     if not is_none(name) and name not in known:
         raise unknown(f"--opt.{REST}", str(name), known)
     return None if is_none(name) else str(name)
