@@ -99,8 +99,9 @@ def _type_name(kind: Any) -> str:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; for another type, itself."""
-    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    """The members of a union, without their limits; for another type, itself."""
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    return tuple(typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind for kind in kinds)
 
 
 # -- constructors -----------------------------------------------------------------------------------------------------

@@ -57,14 +57,8 @@ class NoBooleans(BaseModel):
         return value
 
 
-def _positive(text: str, default: float | None = None) -> Any:
-    """A field for a finite number above 0."""
-    return Field(default, gt=0, allow_inf_nan=False, description=text)
-
-
-def _count(text: str, default: int | None = None, **limits: int) -> Any:
-    """A field for a whole number of at least 1."""
-    return Field(default, description=text, **{"ge": 1, **limits})
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class TrainerOptions(NoBooleans):
@@ -73,61 +67,57 @@ class TrainerOptions(NoBooleans):
     A default value is not part of a run's identity, so defaults must not change.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    max_epochs: float | None = _positive("passes over the training data, in (0, inf); the task's budget by default")
-    max_steps: int | None = _count("optimizer steps; with max_epochs, the smaller applies", le=MOST_STEPS)
-    max_seconds: float | None = _positive("training time in seconds after which the run stops with status `timeout`")
-    batch_size: int | Literal["full"] | None = Field(
-        None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
-    )
-    micro_batch_size: int | None = _count(
-        "upper bound on samples per forward pass on one device (default: the task's); changes memory and rounding only"
-    )
-    gradient_clip_val: float | None = _positive(
-        "bound on the gradient's global norm; step sizes are computed from the norm before clipping"
-    )
-    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
-        "constant",
-        description="lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
-        " ignored for optimizers that set their own step size",
-    )
-    warmup: float = Field(0.0, ge=0, lt=1, description="fraction of the steps, in [0, 1), with linearly rising lr")
-    floor: float = Field(0.0, ge=0, le=1, description="final lr of a decay as a fraction of lr, in [0, 1]")
-    decay: float = Field(0.2, gt=0, le=1, description="fraction of the steps, in (0, 1], of the final decay of wsd")
-    average: Literal["none", "ema", "lawa"] = Field(
-        "none",
-        description="average of the weights used for evaluation: none, ema (exponential, with bias correction), or"
-        " lawa (mean of the latest snapshots); ignored for optimizers that average the weights themselves",
-    )
-    average_decay: float = Field(0.999, gt=0, lt=1, description="d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)")
-    average_window: int = _count("snapshots in the mean of lawa, at least 2; all are stored", 5, ge=2)
-    average_every: int | None = _count(
-        "optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth of the run;"
-        " a twentieth if the run is shorter than average_window epochs"
-    )
-    val_every: int | None = _count(
-        "optimizer steps between evaluations; by default an epoch, or a twentieth of the run if that is longer"
-    )
-    measure_every: int | None = _count(
-        "optimizer steps between measurements, for tasks with measurements; by default the task's value"
-    )
-    observe: int | None = _count(
-        "points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in"
-        " [1, 20]; off by default (`bench show TASK` defines them)",
-        le=20,
-    )
-    compile: Literal["off", "step"] = Field(
-        "off",
-        description="loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not"
-        " part of the run's id",
-    )
-    checkpoint_seconds: float = _positive("seconds between checkpoints", 60)
-    devices: int = _count("number of devices (processes) that share each batch", 1)
-    num_nodes: int = _count("machines", 1)
-    strategy: Literal["auto", "ddp", "fsdp"] = Field(
-        "auto", description="how devices share the work; fsdp shards with FSDP2"
-    )
+    max_epochs: Positive | None = None
+    """passes over the training data, in (0, inf); the task's budget by default"""
+    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    """optimizer steps; with max_epochs, the smaller applies"""
+    max_seconds: Positive | None = None
+    """training time in seconds after which the run stops with status `timeout`"""
+    batch_size: int | Literal["full"] | None = None
+    """samples that one optimizer step sees, over all micro-batches and devices, or `full`"""
+    micro_batch_size: Count | None = None
+    """upper bound on samples per forward pass on one device (default: the task's); changes memory and rounding only"""
+    gradient_clip_val: Positive | None = None
+    """bound on the gradient's global norm; step sizes are computed from the norm before clipping"""
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = "constant"
+    """lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end); ignored for optimizers that
+    set their own step size"""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """fraction of the steps, in [0, 1), with linearly rising lr"""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """final lr of a decay as a fraction of lr, in [0, 1]"""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """fraction of the steps, in (0, 1], of the final decay of wsd"""
+    average: Literal["none", "ema", "lawa"] = "none"
+    """average of the weights used for evaluation: none, ema (exponential, with bias correction), or lawa (mean of the
+    latest snapshots); ignored for optimizers that average the weights themselves"""
+    average_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)"""
+    average_window: Annotated[int, Field(ge=2)] = 5
+    """snapshots in the mean of lawa, at least 2; all are stored"""
+    average_every: Count | None = None
+    """optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth of the run; a
+    twentieth if the run is shorter than average_window epochs"""
+    val_every: Count | None = None
+    """optimizer steps between evaluations; by default an epoch, or a twentieth of the run if that is longer"""
+    measure_every: Count | None = None
+    """optimizer steps between measurements, for tasks with measurements; by default the task's value"""
+    observe: Annotated[int, Field(ge=1, le=20)] | None = None
+    """points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in [1, 20];
+    off by default (`bench show TASK` defines them)"""
+    compile: Literal["off", "step"] = "off"
+    """loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not part of the
+    run's id"""
+    checkpoint_seconds: Positive = 60
+    """seconds between checkpoints"""
+    devices: Count = 1
+    """number of devices (processes) that share each batch"""
+    num_nodes: Count = 1
+    """machines"""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """how devices share the work; fsdp shards with FSDP2"""
 
     @field_validator("batch_size")
     @classmethod
@@ -150,7 +140,7 @@ class TrainerOptions(NoBooleans):
 def trainer_options() -> dict[str, Option]:
     """The options `--trainer.*`."""
     fields = TrainerOptions.model_fields.items()
-    return {name: Option(name, field.annotation, field.default, field.description or "") for name, field in fields}
+    return {k: Option(k, f.annotation, f.default, " ".join((f.description or "").split())) for k, f in fields}
 
 
 _TOP = ("data", "data_seed", "device", "logger", "precision", "seed", "store")
@@ -403,7 +393,7 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         # For a union, pydantic appends each member to the field's name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
         field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields[where[-1]]
-        meaning = f" ({field.description})" if field.description else ""
+        meaning = f" ({' '.join(field.description.split())})" if field.description else ""
         raise UserError(f"--{'.'.join(where)} {first['input']!r}: {why_wrong(first['msg'])}{meaning}") from None
 
 
