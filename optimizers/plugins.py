@@ -11,6 +11,7 @@ import importlib.util
 import pickle
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import redirect_stdout
@@ -23,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
+_BEGUN = time.time()
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
@@ -230,7 +232,7 @@ def _file(path: Path) -> Any:
     helpers = sources(path)[1:]
     name = f"{_PREFIX}{path.stem}_{_digest(path, *helpers)}"
     if name not in sys.modules:
-        _forget(set(helpers))
+        _forget(helpers)
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
         assert spec.loader is not None
@@ -245,13 +247,22 @@ def _file(path: Path) -> Any:
     return sys.modules[name]
 
 
-def _forget(helpers: set[Path]) -> None:
-    """Forget a plug-in's helpers, which may have changed since another version imported them."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and Path(file).resolve() in helpers and name != "__main__" and not name.startswith(_PREFIX):
-            del sys.modules[name]
-    importlib.invalidate_caches()
+_imported: dict[Path, str] = {}
+"""Digests of the helpers of plug-ins when they were imported."""
+
+
+def _forget(helpers: Sequence[Path]) -> None:
+    """Forget helpers that changed since a plug-in imported them, so that they are imported again."""
+    now = {path: _digest(path) for path in helpers}
+    # Other code may have imported a helper that no plug-in has; it is as it was if it is older than this process.
+    then = {path: _imported.get(path, "" if path.stat().st_mtime > _BEGUN else digest) for path, digest in now.items()}
+    if then != now:
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+    _imported.update(now)
 
 
 def sources(path: Path) -> list[Path]:
