@@ -1,7 +1,6 @@
 """Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
 import ast
-import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -11,6 +10,7 @@ from bench.config.options import (
     Option,
     all_optimizer_options,
     class_nodes,
+    documented,
     method_node,
     optimizer_options,
     task_options,
@@ -36,10 +36,10 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     lines += _fact("traits", ", ".join(name.replace("_", " ") for name in spec.traits.named()))
     lines += ["", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec), "", "search space:"]
     for name, axis in spec.search.items():
-        values = axis if isinstance(axis, tuple) else ()
-        text = f"one of {', '.join(map(word_of, values))}"
-        if isinstance(axis, LogUniform):
-            text = f"log-uniform in [{axis.low:g}, {axis.high:g}]"
+        is_range = isinstance(axis, LogUniform)
+        text = (
+            f"log-uniform in [{axis.low:g}, {axis.high:g}]" if is_range else f"one of {', '.join(map(word_of, axis))}"
+        )
         lines += wrapped_lines(f"--opt.{name}  {text}", "  ", "      ")
     return "\n".join(lines)
 
@@ -109,17 +109,9 @@ def _measurements(spec: TaskSpec) -> list[str]:
 def _keys(module: str, name: str) -> dict[str, str]:
     """The `Keys:` of `measure_at` in a class; those of its base classes, where it does not override them."""
     keys: dict[str, str] = {}
-    for node in class_nodes(module, name):
-        method = method_node(node, "measure_at")
-        keys = _key_section((method and ast.get_docstring(method)) or "") | keys
-    return keys
-
-
-def _key_section(doc: str) -> dict[str, str]:
-    section = re.search(r"^Keys:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
-    items = re.split(r"^ {4}(?=\w)", section[1], flags=re.MULTILINE)[1:] if section else []
-    parts = [item.partition(":") for item in items]
-    return {name: " ".join(text.split()).rstrip(".") for names, _, text in parts for name in names.split(", ")}
+    for method in (method_node(node, "measure_at") for node in class_nodes(module, name)):
+        keys = (documented(ast.get_docstring(method), "Keys") if method else {}) | keys
+    return {name: text.rstrip(".") for name, text in keys.items()}
 
 
 def _fact(name: str, text: str) -> list[str]:
@@ -147,11 +139,11 @@ def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:
 
 def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
     """Options of a task or an optimizer, each with its meaning, type and default."""
-    return [
-        line
+    texts = (
+        (f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
         for o in options.values()
-        for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
-    ]
+    )
+    return [line for text in texts for line in row(*text)]
 
 
 def row(flag: str, text: str, extra: str = "") -> list[str]:

@@ -112,7 +112,7 @@ def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
     """The keyword arguments of `package.module:Class` without those to skip, from its source."""
     functions = ((node, method_node(node, "__init__")) for node in class_nodes(*target.split(":")))
     node, function = next((node, function) for node, function in functions if function is not None)
-    docs, args = _documented(ast.get_docstring(node) or ""), function.args
+    docs, args = documented(ast.get_docstring(node)), function.args
     defaults = [*[None] * (len(args.args) - len(args.defaults)), *args.defaults, *args.kw_defaults]
     return {
         arg.arg: _option(arg.arg, _annotation(arg), MISSING if default is None else _value(default), docs)
@@ -148,7 +148,7 @@ def method_node(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 def _parsed(module: str) -> ast.Module:
     """The source of a module, found without importing its parents."""
     name, *rest = module.split(".")
-    spec = importlib.util.find_spec(name)
+    spec = importlib.util.find_spec(name) if name != "__main__" else None
     for part in rest:
         name = f"{name}.{part}"
         spec = spec and importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
@@ -168,11 +168,12 @@ def _annotation(arg: ast.arg) -> Any:
     return None
 
 
-def _documented(doc: str) -> dict[str, str]:
-    """Texts of the `Args:` section of a Google-style docstring."""
-    section = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
-    items = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.MULTILINE)[1:] if section else []
-    return {name: " ".join(text.split()) for name, _, text in (item.partition(":") for item in items)}
+def documented(doc: str | None, section: str = "Args") -> dict[str, str]:
+    """Texts by name of a section of a Google-style docstring."""
+    match = re.search(rf"^{section}:\n((?:[ ]{{4}}.*\n?|\n)+)", doc or "", re.MULTILINE)
+    items = re.split(r"^ {4}(?=\w)", match[1], flags=re.MULTILINE)[1:] if match else []
+    parts = [item.partition(":") for item in items]
+    return {name: " ".join(text.split()) for names, _, text in parts for name in names.split(", ")}
 
 
 def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict[str, Option]:
@@ -181,7 +182,7 @@ def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict
     If the constructor passes `**keywords` on, those of its base classes count as well, and any other that is given;
     required ones of base classes count only if it passes `*arguments` on too, since it sets them itself otherwise.
     """
-    docs, options = _documented(inspect.getdoc(cls) or ""), dict[str, Option]()
+    docs, options = documented(inspect.getdoc(cls)), dict[str, Option]()
     constructors = [base.__init__ for base in cls.__mro__[:-1] if "__init__" in vars(base)]
     passes_all = True
     for constructor in constructors:
