@@ -164,6 +164,8 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
+    if place == SESSION:
+        raise PluginError(f"{target} was given in another session: pass the class here, or write it into a file")
     value = load_module(place, name)
     for part in name.split("."):
         if not hasattr(value, part):

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -62,46 +62,53 @@ def _is_of_session(value: Any) -> bool:
 
 
 def digest_of(value: Any) -> str:
-    """A digest of the source of a class or a spec, with all that it uses of its session.
-
-    Raises:
-        OSError: Python does not find the source.
-    """
+    """A digest of the source of a class or a spec, with all that it uses of its session; OSError without a source."""
     texts: list[str] = []
-    known: set[int] = set()
+    known: dict[int, Any] = {}
 
     def add(piece: Any) -> None:
         piece = getattr(piece, "fget", getattr(piece, "__func__", piece))
         piece = inspect.unwrap(piece) if callable(piece) else piece
-        if id(piece) in known:
-            return
-        known.add(id(piece))
-        if isinstance(piece, ModuleType):
-            texts.append(piece.__name__)
-        elif isinstance(piece, type | FunctionType) and not _is_of_session(piece):
-            texts.append(f"{piece.__module__}.{piece.__qualname__}")
-        elif isinstance(piece, FunctionType):
-            texts.append(inspect.getsource(piece))
-            for name in _names(piece.__code__):
-                if name in piece.__globals__:
-                    add(piece.__globals__[name])
-            for cell in piece.__closure__ or ():
-                add(cell.cell_contents)
-        elif isinstance(piece, type):
-            texts.append(piece.__qualname__)
-            for member in (*piece.__bases__, *_members(piece)):
-                add(member)
-        elif dataclasses.is_dataclass(piece) or isinstance(piece, Mapping | list | tuple):
-            items = vars(piece) if dataclasses.is_dataclass(piece) else piece
-            for item in items.items() if isinstance(items, Mapping) else items:
-                add(item)
-        elif isinstance(piece, int | float | complex | str | bytes | None):
+        if isinstance(piece, int | float | complex | str | bytes | None):
             texts.append(repr(piece))
-        else:  # such as a tensor, whose text is not all of it
-            texts.append(hashlib.sha256(cloudpickle.dumps(piece)).hexdigest())
+        elif id(piece) not in known:
+            known[id(piece)] = piece
+            texts.append(_text(piece))
+            for part in _parts(piece):
+                add(part)
 
     add(value)
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def _text(piece: Any) -> str:
+    """What stands for an object besides its parts."""
+    if isinstance(piece, type | FunctionType | ModuleType):
+        is_function = isinstance(piece, FunctionType) and _is_of_session(piece)
+        name = getattr(piece, "__qualname__", "")
+        return (
+            inspect.getsource(piece) if is_function else f"{getattr(piece, '__module__', '')}.{name}.{piece.__name__}"
+        )
+    if dataclasses.is_dataclass(piece) or isinstance(piece, Mapping | list | tuple):
+        return type(piece).__name__
+    if hasattr(piece, "tolist"):  # an array or a tensor, whose pickle is not always the same
+        return f"{piece.dtype} {piece.tolist()}"
+    return hashlib.sha256(cloudpickle.dumps(piece)).hexdigest()
+
+
+def _parts(piece: Any) -> Iterable[Any]:
+    """What an object of the session uses."""
+    if isinstance(piece, FunctionType) and _is_of_session(piece):
+        cells = [cell.cell_contents for cell in piece.__closure__ or ()]
+        names = sorted(_names(piece.__code__) & piece.__globals__.keys())
+        return [*(piece.__globals__[name] for name in names), *cells]
+    if isinstance(piece, type) and _is_of_session(piece):
+        return [*piece.__bases__, *_members(piece)]
+    if isinstance(piece, Mapping):
+        return [part for item in piece.items() for part in item]
+    if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
+        return [getattr(piece, field.name) for field in dataclasses.fields(piece)]
+    return piece if isinstance(piece, list | tuple) else ()
 
 
 def _names(code: CodeType) -> set[str]:
