@@ -46,10 +46,9 @@ def name_of(value: Any) -> str:
     name = f"{SESSION}:{value.__name__ if isinstance(value, type) else value.name}"
     try:
         session[name] = f"source {digest_of(value)}", value
-    except OSError:
-        raise UserError(
-            f"{name} has no source that Python can find; write it into a file and pass 'file.py:NAME'"
-        ) from None
+    except Exception as error:  # no source, or no pickle
+        way_out = "write it into a file and pass 'file.py:NAME'"
+        raise UserError(f"{name} has no source that Python can find ({error}); {way_out}") from None
     return name
 
 
@@ -92,7 +91,7 @@ def _text(piece: Any) -> str:
     if dataclasses.is_dataclass(piece) or isinstance(piece, Mapping | list | tuple):
         return type(piece).__name__
     if hasattr(piece, "tolist"):  # an array or a tensor, whose pickle is not always the same
-        return f"{piece.dtype} {piece.tolist()}"
+        return f"{getattr(piece, 'dtype', '')} {piece.tolist()}"
     return hashlib.sha256(cloudpickle.dumps(piece)).hexdigest()
 
 
