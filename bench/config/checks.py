@@ -127,9 +127,10 @@ def _check_hyperparameters(config: RunConfig) -> None:
     for spec, prefix, options in ((config.opt_spec, "opt", first), (config.rest_spec, f"opt.{REST}", rest)):
         values = {name: value for name, value in options.items() if value != TASK_VALUE and name != REST}
         common = {name: value for name, value in values.items() if "." not in name}
-        for role in dict.fromkeys(name.rpartition(".")[0] for name in ("", *values)) if spec is not None else ():
+        for role in dict.fromkeys(name.rpartition(".")[0] for name in ("", *values)):
             by_role = {name.removeprefix(f"{role}."): x for name, x in values.items() if name.startswith(f"{role}.")}
-            _check_constructor(spec, f"{prefix}.{role}".rstrip("."), common | by_role)
+            if spec is not None:
+                _check_constructor(spec, f"{prefix}.{role}".rstrip("."), common | by_role)
 
 
 def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any]) -> None:

@@ -219,8 +219,8 @@ def _kind(annotation: Any, default: Any) -> Any:
         return annotation
     if isinstance(default, tuple | list) and default and all(isinstance(item, _SIMPLE) for item in default):
         return tuple[tuple(_kind(None, item) for item in default)]
-    kind = type(default) if default != MISSING else Any
-    return {int: int | float}.get(kind, kind if kind in (float, bool, str) else Any)
+    kind = None if default == MISSING else type(default)
+    return int | float if kind is int else kind if kind in (float, bool, str) else Any
 
 
 def _is_plain(kind: Any) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.config.values import configs_folder
@@ -55,18 +55,20 @@ class Provenance(BaseModel):
 
 
 class Tuned(BaseModel):
-    """A file of tuned settings, dotted or nested, with their provenance."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]
+    """The part of a file of tuned settings with their provenance."""
 
     provenance: Provenance | None = None
+
+
+_SETTINGS = TypeAdapter(dict[str, _Setting | dict[str, _Setting]], config=ConfigDict(strict=True))
+"""The rest of such a file: settings, dotted or nested."""
 
 
 def read_tuned(path: Path) -> Provenance:
     """The provenance of a file of tuned settings, after validation of the file (UserError)."""
     content = read_yaml(path)
     try:
+        _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
         return Tuned.model_validate(content).provenance or Provenance()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
