@@ -117,7 +117,7 @@ def _names(code: CodeType) -> set[str]:
 
 def _members(cls: type) -> list[Any]:
     """Names and values of what a class defines; torch adds a wrapped `step` to a class that inherits it."""
-    special = ("__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__qualname__", "step")
     step = [inspect.unwrap(cls.step)] if "step" in vars(cls) else []
     own = [function for function in step if function.__qualname__ == f"{cls.__qualname__}.step"]
-    return [*own, *(item for name, value in vars(cls).items() if name not in special for item in (name, value))]
+    named = {k: v for k, v in vars(cls).items() if k not in ("step", "_abc_impl") and (k[:2] != "__" or callable(v))}
+    return [*own, *(item for pair in named.items() for item in pair)]
