@@ -21,20 +21,12 @@ MOST_WORKERS = 10_000
 @contextmanager
 def session(*, progress: bool = True) -> Iterator[None]:
     """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
-    check_switches(progress=progress)
     with nullcontext() if progress else hearing(lambda what: None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
         try:
             yield
         except PluginError as error:
             raise UserError(str(error)) from error
-
-
-def check_switches(**switches: object) -> None:
-    """Refuse values of switches other than True and False (UserError)."""
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r}: write True or False")
 
 
 def effort_of(
@@ -80,15 +72,13 @@ def places_of(data: Place | None, store: Place | None) -> dict[str, Path]:
 
 
 def folder_of(name: str, where: Place | None) -> Path:
-    """A folder, or its default (UserError)."""
-    if where is not None and not isinstance(where, str | Path):
-        raise UserError(f"{name}={where!r}: write a path")
+    """A folder, or its default."""
     return place(name, None if where is None else str(where))
 
 
 def path_of(name: str, where: Place | None) -> Path | None:
     """A path of a file or a folder (UserError); None stays."""
-    if where is not None and (not isinstance(where, str | Path) or not str(where).strip()):
+    if where is not None and not str(where).strip():
         raise UserError(f"--{name} {where!r}: it must name a folder or file")
     return None if where is None else Path(where)
 
@@ -111,27 +101,20 @@ def settings_of_call(
     """Settings in dotted form, from arguments of `bench.fit`; `top` are those without a group, None if not given."""
     names = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task)}
     dotted = {name: value for name, value in (names | top).items() if value is not None}
-    dotted |= _flat("task", named("task_options", task_options))
+    dotted |= _flat("task", task_options or {})
     dotted |= _flat("opt", hyperparameters or {})
-    dotted |= _flat("trainer", named("trainer", trainer))
-    return dotted | {name: _plain(value) for name, value in named("settings", settings).items()}
-
-
-def named(argument: str, values: Settings | None) -> Settings:
-    """Values by name (UserError)."""
-    if values is None or (isinstance(values, Mapping) and all(isinstance(name, str) for name in values)):
-        return values or {}
-    raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
+    dotted |= _flat("trainer", trainer or {})
+    return dotted | {name: _plain(value) for name, value in (settings or {}).items()}
 
 
 def pairs_of(argument: str, values: Mapping[str, Any] | Sequence[str] | None, example: str) -> dict[str, str]:
     """Values by name, from a mapping or from words NAME=VALUE (UserError)."""
     from bench.text import word_of
 
-    words, pairs = [values] if isinstance(values, str) else values, dict[str, str]()
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        return {name.removeprefix("--"): word_of(value) for name, value in named(argument, cast(Any, words)).items()}
-    for word in words:
+    if values is None or isinstance(values, Mapping):
+        return {name.removeprefix("--"): word_of(value) for name, value in (values or {}).items()}
+    pairs: dict[str, str] = {}
+    for word in [values] if isinstance(values, str) else values:
         name, equals, value = word.rpartition("=") if argument == "label" else word.partition("=")
         if not (equals and name and (value or argument != "label")):
             raise UserError(f"--{argument} {word}: write {example}")
@@ -179,8 +162,7 @@ def names_of(argument: str, given: Names | None) -> list[str] | None:
     if given is None:
         return None
     words = [given] if isinstance(given, str) else given
-    if isinstance(words, Sequence) and all(isinstance(word, str) for word in words):
-        if names := [name for word in words for name in parts(word)]:
-            return names
+    names = [name for word in words for name in parts(word)]
+    if not names:
         raise UserError(f"--{argument} {','.join(words) or repr('')}: it is empty; write A,B")
-    raise UserError(f"{argument}={given!r}: write a name or a list of names")
+    return names
