@@ -19,8 +19,8 @@ from bench import __version__  # noqa: E402
 from bench.cli.commands import COMMANDS  # noqa: E402
 from bench.cli.help import command_help  # noqa: E402
 from bench.commands.describe import hyperparameter_rows, row, rows  # noqa: E402
-from bench.config.options import task_options, trainer_options  # noqa: E402
-from bench.config.run_config import resolve  # noqa: E402
+from bench.config.options import task_options  # noqa: E402
+from bench.config.run_config import resolve, trainer_options  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402

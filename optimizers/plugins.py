@@ -5,8 +5,10 @@ being imported. Others are given as `module:Class` or `file.py:Class`.
 """
 
 import ast
+import base64
 import hashlib
 import importlib.util
+import pickle
 import re
 import sys
 import time
@@ -18,7 +20,7 @@ from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
@@ -35,16 +37,27 @@ class PluginError(Exception):
     """A plug-in cannot be used; the message says which, why, and what to do."""
 
 
-class Named(Protocol):
-    """An entry of a registry."""
-
-    @property
-    def name(self) -> str:
-        """The name as typed by the user."""
-        ...
+SESSION = "__main__"
+session: dict[str, tuple[str, Any]] = {}
+"""Classes and specs that only this process and its workers have, by name (`__main__:Class`): package and object."""
 
 
-Spec = TypeVar("Spec", bound=Named)
+def packed() -> str:
+    """The objects of this session, for `adopt` in another process."""
+    if not session:
+        return ""
+    import cloudpickle
+
+    return base64.b64encode(cloudpickle.dumps(session)).decode()
+
+
+def adopt(text: str) -> None:
+    """Take over the objects of another process's session, from a job of its own."""
+    if text:
+        session.update(pickle.loads(base64.b64decode(text)))
+
+
+Spec = TypeVar("Spec", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -117,8 +130,8 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             raise KeyError(name)
         target = points[0].value if points else name
         place = target.rpartition(":")[0]
-        # A file may change, and so may the working folder.
-        key = (name, _digest(*sources(Path(place))) if place.endswith(".py") else "")
+        # A file may change, and so may the working folder, and a class of a notebook.
+        key = (name, provenance(target) if place.endswith(".py") or place == SESSION else "")
         if key not in self._loaded:
             self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
         return self._loaded[key]
@@ -146,9 +159,13 @@ def load(target: str) -> Any:
     Raises:
         PluginError: it cannot be imported.
     """
+    if target in session:
+        return session[target][1]
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
+    if place == SESSION:
+        raise PluginError(f"{target} was given in another session: pass the class here, or write it into a file")
     value = load_module(place, name)
     for part in name.split("."):
         if not hasattr(value, part):
@@ -288,6 +305,8 @@ def provenance(target: str) -> str:
     Code that may change under the same version has a digest of its source: the file with its helpers (`sources`), or
     the module's whole package. Nothing is imported.
     """
+    if target in session:
+        return session[target][0]
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
         return _digested(sources(Path(place)))
@@ -328,20 +347,14 @@ def _editable(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def bare(name: str) -> str:
-    """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` from any folder."""
+    """A name without the folder of a file, or `__main__`: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` anywhere."""
     place, _, target = name.rpartition(":")
-    return f"{Path(place).name}:{target}" if place.endswith(".py") else name
-
-
-def absolute(name: str) -> str:
-    """A name with the absolute path of a file, valid in any folder."""
-    place, _, target = name.rpartition(":")
-    return f"{Path(place).absolute()}:{target}" if place.endswith(".py") else name
+    return f"{Path(place).name}:{target}" if place.endswith(".py") else target if place == SESSION else name
 
 
 @lru_cache(maxsize=256)
 def slug(name: str) -> str:
     """A name as used in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
-    place, _, target = name.rpartition(":")
+    place, _, target = bare(name).rpartition(":")
     stem = Path(place).name.removesuffix(".py")
     return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{target}" if stem else target, flags=re.ASCII)[:80]

@@ -202,16 +202,15 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
             " optimizers.OptimizerSpec that names one"
         )
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
-    has_lr = "lr" in inspect.signature(value).parameters
-    searched = {"lr": _ANY_LR} if has_lr else {}
+    rates = [name for name in inspect.signature(value).parameters if name in ("lr", "learning_rate")]
     averages = hasattr(value, "eval")  # as in schedule-free methods
-    traits = replace(traits_of(adapted(value)), unscheduled=not has_lr or averages, averages=averages)
+    traits = replace(traits_of(adapted(value)), unscheduled="lr" not in rates or averages, averages=averages)
     return OptimizerSpec(
         name=name,
         target=origin.target,
         formula=doc or value.__name__,
         source=origin.package,
-        search=searched,
+        search=dict.fromkeys(rates, _ANY_LR),
         package=package,
         traits=traits,
     )

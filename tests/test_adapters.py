@@ -12,6 +12,7 @@ from bench.check.catalogue import catalogue
 from bench.check.steps import Fault
 from bench.check.subject import Subject
 from bench.config.options import MISSING, imported_options, parse_options
+from bench.errors import UserError
 from optimizers import Traits
 from optimizers.adapters import adapted, traits_of
 
@@ -135,23 +136,52 @@ def test_traits_are_seen_in_a_step(cls: Any, traits: Traits, capsys: pytest.Capt
 
 def test_arguments_that_a_class_passes_on_are_options() -> None:
     assert imported_options(SecondOrder).keys() == {"lr"}  # not `defaults`, which torch's base class requires
-    passed = imported_options(Abstract)
-    assert passed["lr"].default == 0.1
+    assert imported_options(SecondOrder, given=["rho", "vector.lr"]).keys() == {"lr", "rho"}
+    assert imported_options(OnLoss, given=["rho"]).keys() == {"scale"}
+    assert imported_options(Abstract)["lr"].default == 0.1
     assert imported_options(Demanding)["friend"].default is MISSING
 
 
-def test_a_default_that_cannot_be_written_is_no_option() -> None:
-    sentinel: Any = object()
-    none: Any = None
+SENTINEL: Any = object()
+TABLE: Any = {"a": 1}
+NONE: Any = None
 
-    class Sentinel(Optimizer):
-        def __init__(self, params: Any, lr: float = 0.1, palm: bool = sentinel, shard: bool = none) -> None:
-            super().__init__(params, {"lr": lr})
 
-    options = imported_options(Sentinel)
-    assert options.keys() == {"lr", "shard"}
-    # None is accepted although the annotation omits it.
-    assert parse_options("opt", options, {}) == {"lr": 0.1, "shard": None}
+class Published(Optimizer):
+    """Arguments as published classes have them."""
+
+    def __init__(
+        self, params, lr=None, rate=SENTINEL, weight_decay=0, steps: int = 5, betas=(0.9, 1), mode: Any = "x",
+        table=TABLE, shard: bool = NONE, width: torch.Tensor | float = 0.5, **more,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr})
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        ("lr", "1e-3", 0.001),
+        ("lr", "none", None),
+        ("rate", "0.1", 0.1),
+        ("weight_decay", "0.01", 0.01),
+        ("weight_decay", "1", 1),
+        ("betas", "0.8,0.9", (0.8, 0.9)),
+        ("mode", "y", "y"),
+        ("table", "{a: 2, b: [1, 2]}", {"a": 2, "b": [1, 2]}),
+        ("width", "0.25", 0.25),
+        ("rho", "[1, true]", [1, True]),
+    ],
+)
+def test_words_of_the_command_line_reach_constructors_as_they_are(name: str, word: str, value: Any) -> None:
+    options = imported_options(Published, given=[name])
+    values = parse_options("opt", options, {name: word})
+    assert values[name] == value
+    assert type(values[name]) is type(value)
+    # What is not given keeps the constructor's default; one that can be written is part of the run.
+    usual = {"weight_decay": 0, "steps": 5, "betas": (0.9, 1), "mode": "x", "shard": None, "width": 0.5}
+    assert parse_options("opt", options, {}) == usual
+    with pytest.raises(UserError, match="it takes a whole number"):
+        parse_options("opt", options, {"steps": "0.5"})
 
 
 @pytest.mark.parametrize("check", ["builds", "resume", "copies", "frozen", "closure"])

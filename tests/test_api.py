@@ -21,7 +21,8 @@ import torch
 
 import bench
 import bench.train.runner
-from bench.api.source import module_text, name_of
+from bench.api.source import name_of
+from optimizers import OPTIMIZERS
 from tests.stored import WILD, begin, record
 from tests.tiny import ROOT
 
@@ -251,6 +252,10 @@ def test_settings_have_all_forms() -> None:
         (lambda: bench.tune("synthetic", "ngd", sampler=["grid"]), "unknown sampler"),
         (lambda: bench.sweep("synthetic", "ngd", workers=0), "--workers 0: write how many (--workers 2), or auto"),
         (lambda: bench.fit("synthetic", "ngd", seeds=2, engine=5), "unknown engine '5'"),
+        (
+            lambda: bench.fit("synthetic", "ngd", lr=[1, 2]),
+            "--opt.lr 1,2: bench fit trains one run; `bench sweep` takes",
+        ),
         (lambda: bench.fit("synthetic", "ngd", seeds=len), "seeds=<built-in function len>: write a whole number or"),
         (lambda: bench.fit("synthetic", "ngd", trainer=[("max_steps", 5)]), "trainer=[('max_steps', 5)]: write a dict"),
         (lambda: bench.fit("synthetic", "ngd", settings={5: 5}), "settings={5: 5}: write a dictionary {NAME: VALUE}"),
@@ -299,127 +304,53 @@ def test_an_interrupt_saves_the_state_and_the_same_call_goes_on(monkeypatch: pyt
 # -- classes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_class_of_a_package_is_named_by_its_module(store: Path) -> None:
-    assert name_of(Signs, store) == "tests.test_api:Signs"
-    assert name_of(torch.optim.Adam, store) == "torch.optim.adam:Adam"
-    assert name_of("ngd", store) == "ngd"
-    run = bench.fit("synthetic", Signs, lr=0.1, **SHORT)
-    assert run.opt == "tests.test_api:Signs"
-    assert not (store / "sources").exists()
-
-
-def test_a_class_of_a_file_is_named_by_its_file(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_named_by_its_module_or_file(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_of("ngd") == "ngd"
+    assert name_of(Signs) == "tests.test_api:Signs"
+    assert name_of(torch.optim.Adam) == "torch.optim.adam:Adam"
+    assert bench.fit("synthetic", Signs, lr=0.1, **SHORT).opt == "tests.test_api:Signs"
     (tmp_path / "own_signs.py").write_text("".join(CELLS.values()))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     import own_signs  # type: ignore[import-not-found]
 
-    assert name_of(own_signs.Own, store) == "own_signs.py:Own"
+    assert name_of(own_signs.Own) == "own_signs.py:Own"
+    assert name_of(OPTIMIZERS["own_signs.py:Own"].cls) == "own_signs.py:Own"
     monkeypatch.chdir("/")
-    assert name_of(own_signs.Own, store) == f"{tmp_path.resolve().relative_to('/')}/own_signs.py:Own"
+    assert name_of(own_signs.Own) == f"{tmp_path.resolve().relative_to('/')}/own_signs.py:Own"
     del sys.modules["own_signs"]
 
 
-def test_a_class_of_a_notebook_is_written_with_its_helpers(notebook, store: Path, tmp_path: Path) -> None:
-    for cell in CELLS.values():
-        names = notebook(cell)
-    text = module_text(names["Own"], names)
-    assert "unused = torch.zeros" not in text
-    assert 'LEAST = float("-inf")' in text
-    assert text.index("def signs") < text.index("class Own")
-    assert text.index("class Base") < text.index("class Own")
-    run = bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
-    [path] = (store / "sources").rglob("*.py")
-    assert path.read_text() == text
-    assert run.opt == "Own.py:Own"
-    assert run.result.versions["opt_package"] == f"file {path.parent.name}"
-    assert bench.fit("synthetic", f"{path}:Own", lr=0.1, **SHORT) == run
-    assert [each.run_id for each in bench.load()] == [run.run_id]
-    assert bench.leaderboard().rows[0]["opt"] == "Own.py:Own"
-    # Another source is another run.
-    names = notebook(CELLS["class"].replace("signs(p.grad)", "2 * signs(p.grad)"))
-    other = bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
-    assert other.run_id != run.run_id
-    assert other.final != run.final
-
-
-def test_helpers_without_methods_are_written_if_their_definition_is_unique(notebook) -> None:
-    for cell in (
-        "import enum\nfrom dataclasses import dataclass\nimport torch",
-        "class Mode(enum.Enum):\n    PLAIN = 1\n",
-        "@dataclass\nclass Step:\n    size: float = 0.1\n",
-        "class Own(torch.optim.SGD):\n    mode, first = Mode.PLAIN, Step()\n",
-    ):
-        names = notebook(cell)
-    text, found = module_text(names["Own"], names), dict[str, Any]()
-    exec(compile(text, "own.py", "exec", dont_inherit=True), found)
-    assert (found["Own"].mode.name, found["Own"].first.size) == ("PLAIN", 0.1)
-    names = notebook("class Mode(enum.Enum):\n    PLAIN = 2\n")
-    with pytest.raises(bench.UserError, match=r"uses 'Mode', which has no source that is unique: it has 2 definitions"):
-        module_text(names["Own"], names)
-
-
-def test_annotations_of_a_notebook_stay_unevaluated(notebook) -> None:
-    names = notebook(f"from __future__ import annotations\n{CELLS['imports']}")
-    names = notebook(
-        "from __future__ import annotations\n"
-        "class Own(torch.optim.SGD):\n"
-        "    def step(self, closure: Unknown | None = None) -> Own:\n"
-        "        return super().step(closure)\n"
-    )
-    text = module_text(names["Own"], names)
-    found: dict[str, Any] = {}
-    exec(compile(text, "own.py", "exec", dont_inherit=True), found)
-    assert found["Own"].step.__annotations__["return"] == "Own"
-
-
-def test_a_source_that_somebody_has_changed_is_written_anew(notebook, store: Path) -> None:
-    for cell in CELLS.values():
-        names = notebook(cell)
-    path = Path.cwd() / name_of(names["Own"], store).partition(":")[0]
-    text = path.read_text()
-    path.write_text("raise SystemExit")
-    assert name_of(names["Own"], store).endswith(":Own")
-    assert path.read_text() == text
-
-
-def test_a_reader_imports_no_source_of_a_store(store: Path) -> None:
-    begin(store, record("synthetic-ngd-1")).end([record("synthetic-ngd-1")])
-    folder = store / "sources" / "0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / "Own.py").write_text("raise SystemExit('imported')")
-    [run] = bench.load(store)
-    assert run.run_id == "synthetic-ngd-1"
-    assert bench.load(store).damaged == ()
-
-
-NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return 1\n"
-
-
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("old", "new"),
     [
-        ("Own = type('Own', (Base,), {})", "has no source that Python can find"),
-        (f"exec({NO_SOURCE!r})", "has no source that Python can find"),
-        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside a"),
-        (
-            "state = torch.zeros(3)\nclass Own(Base):\n    def step(self, closure=None):\n        return state",
-            "uses 'state', a Tensor of the session",
-        ),
-        (
-            "other = signs\nclass Own(Base):\n    def step(self, closure=None):\n        return other(1)",
-            "uses 'other', another name of signs",
-        ),
-        ("Own = 3", "3 is not an optimizer: pass a name, 'file.py:MyClass', or a class"),
+        ("signs(p.grad)", "2 * signs(p.grad)"),
+        ("return unused", "return 2 * unused"),
+        ("lr: float = 0.1", "lr: float = 0.2"),
+        ("(0.9, 0.999)", "(0.9, 0.99)"),
     ],
-    ids=["type", "exec", "nested", "tensor", "alias", "number"],
+    ids=["class", "helper", "base", "constant"],
 )
-def test_a_class_without_a_source_is_refused_with_the_way_out(notebook, store: Path, cell: str, said: str) -> None:
+def test_the_source_of_a_class_of_a_notebook_is_part_of_its_runs_ids(notebook, old: str, new: str) -> None:
+    def run(cells: list[str]) -> bench.Run:
+        for cell in cells:
+            names = notebook(cell)
+        return bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
+
+    cells = [*CELLS.values()]
+    first = run(cells)
+    assert (first.opt, first.result.versions["opt_package"].split()[0]) == ("Own", "source")
+    assert run(cells) == first
+    assert run([cell.replace(old, new) for cell in cells]).run_id != first.run_id
+    assert {row["opt"] for row in bench.leaderboard().rows} == {"Own"}
+
+
+@pytest.mark.parametrize("cell", ["exec('class Own(Base):\\n    def step(self): pass')", "Own = 3"])
+def test_a_class_without_a_source_is_refused_with_the_way_out(notebook, store: Path, cell: str) -> None:
     for text in [CELLS["imports"], CELLS["helpers"], cell]:
         names = notebook(text)
-    with pytest.raises(bench.UserError, match=said) as error:
+    with pytest.raises(bench.UserError, match=r"'file\.py:"):
         bench.fit("synthetic", names["Own"], **SHORT)
-    assert "file.py:" in str(error.value)
     assert not store.exists()
 
 
@@ -583,7 +514,7 @@ def test_a_study_finds_what_fit_takes(notebook, tmp_path: Path, monkeypatch: pyt
     study.write("tuned")
     assert bench.fit("synthetic", names["Own"], seed=8, tuned=True, **SHORT).run_id == study.fresh[1].run_id
     rows = bench.leaderboard().rows
-    assert [(row["opt"], row["settings"]) for row in rows] == [("Own.py:Own", "tuned")]
+    assert [(row["opt"], row["settings"]) for row in rows] == [("Own", "tuned")]
 
 
 @pytest.mark.deep
@@ -683,7 +614,7 @@ def test_the_code_of_readme_and_guide_runs_as_it_stands(tmp_path: Path) -> None:
         "board.md",
         "curves.pdf",
     }
-    assert "| Signs.py:Signs " in (tmp_path / "board.md").read_text()
+    assert "| Signs " in (tmp_path / "board.md").read_text()
 
 
 @pytest.mark.deep
@@ -701,7 +632,36 @@ def test_the_notebook_runs_and_shows_tables_and_pictures(tmp_path: Path, store: 
     assert sum("text/html" in each for each in kinds) == 3
     said = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
     assert said == []
-    assert [path.name for path in (store / "sources").rglob("*.py")] == ["Signs.py"]
+
+
+NOTEBOOK = """
+import bench, torch
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad.sign())
+bench.sweep("synthetic", Signs, lr=0.1, seeds=2, workers=2, trainer={"max_steps": 5}, device="cpu")
+bench.leaderboard()
+"""
+
+
+def test_a_notebook_goes_from_a_class_to_its_row_in_twelve_lines(tmp_path: Path, store: Path) -> None:
+    import nbformat.v4
+    from nbclient import NotebookClient
+
+    lines = NOTEBOOK.strip().splitlines()
+    assert len(lines) <= 12
+    cells = [nbformat.v4.new_code_cell("\n".join(part)) for part in (lines[:-2], lines[-2:-1], lines[-1:])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the client
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "Signs" in str([out.get("data", {}).get("text/html") for out in notebook.cells[-1]["outputs"]])
+    assert {run.opt for run in bench.load(store)} == {"Signs"}
 
 
 @pytest.mark.deep

@@ -91,14 +91,6 @@ def test_what_is_wrong_with_a_value_is_said_once_and_without_words_of_pydantic(t
     assert str(caught.value) == f"--x.{name} {value!r}: it takes {takes}"
 
 
-def test_a_class_without_an_option_names_it_as_required(tmp_path, monkeypatch):
-    (tmp_path / "plugged.py").write_text("class Plug:\n    def __init__(self, params, lr: float): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    options = read_options("plugged:Plug", ("params",))
-    with pytest.raises(UserError, match=r"--opt\.lr is required"):
-        parse_options("opt", options, {})
-
-
 def test_a_file_named_tasks_py_is_not_taken_for_the_suites_own_package(tmp_path, monkeypatch):
     data = "class Data:\n    def __init__(self, root, seed, n: int = 3): ...\n"
     code = f"{data}class Net:\n    def __init__(self, data, h: int = 2): ...\n"
@@ -144,13 +136,11 @@ def test_flags_beat_the_config_file_beats_tuned_beats_defaults(configs):
 
 
 def test_tuned_settings_never_change_task_or_optimizer(configs):
-    (configs / "tuned" / "synthetic" / "sngd.yaml").write_text("task: mnist\nopt: {name: sps, lr: 0.3}\n")
+    folder = configs / "tuned" / "synthetic"
+    (folder / "sngd.yaml").write_text("task: mnist\nopt: {name: sps, lr: 0.3}\n")
     config = resolve(SYNTHETIC, tuned=True)
     assert (config.task, config.opt, config.opt_options["lr"]) == ("synthetic", "sngd", 0.3)
-
-
-def test_nothing_tuned_says_what_there_is(configs):
-    (configs / "tuned" / "synthetic" / "sps.yaml").write_text("opt: {lr: 1}\n")
+    (folder / "sngd.yaml").rename(folder / "sps.yaml")
     with pytest.raises(UserError, match=r"nothing is tuned for synthetic with sngd; there is synthetic/sps"):
         resolve(SYNTHETIC, tuned=True)
 
@@ -210,73 +200,25 @@ def run_id(**settings: object) -> str:
     return resolve(SYNTHETIC | {k.replace("__", "."): v for k, v in settings.items()}).run_id
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        {"opt__lr": "0.01"},
-        {"opt__lr": "1e-2"},
-        {"opt__lr": 0.01},
-        {"opt__max_step": "inf"},
-        {"opt__momentum": 0},
-        {"opt__momentum": "0"},
-        {"opt__fused": "none"},
-        {"task__n": "20"},
-        {"seed": "0"},
-        {"data_seed": 0},
-        {"precision": "64-true"},
-        {"trainer__batch_size": "full"},
-        {"trainer__max_steps": "2000"},
-    ],
-)
-def test_equal_meaning_is_an_equal_run(same):
-    assert run_id(**same) == run_id()
+SAME: list[dict[str, object]] = [
+    {"opt__lr": "0.01"}, {"opt__lr": "1e-2"}, {"opt__lr": 0.01}, {"opt__max_step": "inf"}, {"opt__momentum": 0},
+    {"opt__momentum": "0.0"}, {"opt__fused": "none"}, {"task__n": "20"}, {"seed": "0"}, {"data_seed": 0},
+    {"precision": "64-true"}, {"trainer__batch_size": "full"}, {"trainer__max_steps": "2000"},
+    {"store": "/elsewhere"}, {"data": "/elsewhere"}, {"logger": "csv"}, {"trainer__micro_batch_size": "4"},
+    {"trainer__compile": "step"}, {"trainer__checkpoint_seconds": "5"},
+]  # fmt: skip
+OTHER: list[dict[str, object]] = [
+    {"opt__lr": "0.02"}, {"opt__max_step": "1"}, {"opt__fused": "false"}, {"task__n": "21"}, {"seed": "1"},
+    {"data_seed": "1"}, {"precision": "32-true"}, {"device": "cuda"}, {"trainer__batch_size": "10"},
+    {"trainer__max_steps": "2001"}, {"trainer__max_seconds": "9"}, {"trainer__gradient_clip_val": "1"},
+    {"trainer__val_every": "7"}, {"trainer__strategy": "ddp"},
+]  # fmt: skip
 
 
-def test_zero_and_zero_point_zero_are_one_value():
-    sgd = {"task": "mnist", "opt": "sgd"}
-    assert resolve(sgd | {"opt.momentum": "0.0", "opt.weight_decay": "0"}).run_id == resolve(sgd).run_id
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"opt__lr": "0.02"},
-        {"opt__max_step": "1"},
-        {"opt__fused": "false"},
-        {"task__n": "21"},
-        {"seed": "1"},
-        {"data_seed": "1"},
-        {"precision": "32-true"},
-        {"device": "cuda"},
-        {"trainer__batch_size": "10"},
-        {"trainer__max_steps": "2001"},
-        {"trainer__max_seconds": "9"},
-        {"trainer__gradient_clip_val": "1"},
-        {"trainer__val_every": "7"},
-        {"trainer__strategy": "ddp"},
-    ],
-)
-def test_another_meaning_is_another_run(other):
-    assert run_id(**other) != run_id()
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        {"store": "/elsewhere"},
-        {"data": "/elsewhere"},
-        {"logger": "csv"},
-        {"trainer__micro_batch_size": "4"},
-        {"trainer__compile": "step"},
-        {"trainer__checkpoint_seconds": "5"},
-    ],
-)
-def test_settings_without_influence_are_no_part_of_the_run(place):
-    assert run_id(**place) == run_id()
-
-
-def test_run_id_names_task_and_optimizer():
+@pytest.mark.parametrize("settings", SAME + OTHER, ids=str)
+def test_a_run_is_another_if_its_result_may_differ(settings):
     assert run_id().startswith("synthetic-sngd-")
+    assert (run_id(**settings) == run_id()) == (settings in SAME)
 
 
 @pytest.mark.parametrize("opt", OPTIMIZERS)

@@ -99,7 +99,7 @@ def test_options_come_from_the_signature(cli, here: Path) -> None:
     assert "--opt.lr" in shown.out
     assert "step per unit of the gradient (float, default 0.1)" in " ".join(shown.out.split())
     assert "--opt.betas" in shown.out
-    assert "hook" not in shown.out  # a function is not a command-line option
+    assert "--opt.hook" in shown.out
     wrong = cli("fit", *RUN, "--opt", opt, "--opt.l", 1)
     assert (wrong.code, wrong.err) == (2, "bench: error: unknown option '--opt.l'; did you mean '--opt.lr'?\n")
     kind = cli("fit", *RUN, "--opt", opt, "--opt.nesterov", "perhaps")

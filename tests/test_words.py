@@ -25,42 +25,32 @@ BASE = {
 """Required words of commands."""
 
 
-def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every command with every kind of invalid word, and the hint."""
-    for name in COMMANDS:
-        base, options = (name, *BASE.get(name, ())), options_of(name)
-        yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
-        yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
-        if name != "merge":  # which takes any number
-            yield (*base, "a b", "a b"), "unexpected word 'a b'"
-        for parameter in parameters_of(name):
-            option = f"--{parameter.name.replace('_', '-')}"
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                continue
-            slip = option[:3] + option[4:5] + option[3:4] + option[5:]
-            if slip != option and nearest(slip, options) == option:
-                yield (*base, slip, "1"), f"unknown option '{slip}'; did you mean"
-            if parameter.annotation.__origin__ is bool:
-                yield (*base, f"{option}=3"), f"{option} is a switch and takes no value"
-            else:
-                yield (*base, option), f"{option} needs "
-
-
-CASES = list(bad_words())
-
-
-def test_there_are_many_of_them() -> None:
-    assert len(CASES) > 250
-    assert {words[0] for words, _ in CASES} == COMMANDS.keys()
+def bad_words(name: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """A command with every kind of invalid word, and the hint."""
+    base, options = (name, *BASE.get(name, ())), options_of(name)
+    yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
+    yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
+    if name != "merge":  # which takes any number
+        yield (*base, "a b", "a b"), "unexpected word 'a b'"
+    for parameter in parameters_of(name):
+        option = f"--{parameter.name.replace('_', '-')}"
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        slip = option[:3] + option[4:5] + option[3:4] + option[5:]
+        if slip != option and nearest(slip, options) == option:
+            yield (*base, slip, "1"), f"unknown option '{slip}'; did you mean"
+        if parameter.annotation.__origin__ is bool:
+            yield (*base, f"{option}=3"), f"{option} is a switch and takes no value"
+        else:
+            yield (*base, option), f"{option} needs "
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bad_words_of_a_command(cli, store, name) -> None:
-    for words, hint in CASES:
-        if words[0] == name:
-            error = fails(cli, *words)
-            assert hint in error, words
-            assert len(error) < 600
+    for words, hint in bad_words(name):
+        error = fails(cli, *words)
+        assert hint in error, words
+        assert len(error) < 600
     assert not store.exists()
 
 
@@ -68,35 +58,28 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
     ("words", "hint"),
     [
         ("run --task mnist", "unknown command 'run'; did you mean 'fit'?"),
-        ("train", "unknown command 'train'; did you mean 'fit'?"),
         ("swepe", "unknown command 'swepe'; did you mean 'sweep'?"),
         ("optimize", "did you mean 'tune'?"),
-        ("ls", "did you mean 'list'?"),
         ("FIT", "did you mean 'fit'?"),
         ("--versoin", "unknown option '--versoin'; did you mean '--version'?"),
         ("fit --epochs 5", "unknown option '--epochs'; did you mean '--trainer.max_epochs'?"),
-        ("fit --steps 5", "did you mean '--trainer.max_steps'?"),
         ("fit --lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
-        ("fit --learning_rate 1", "did you mean '--opt.lr'?"),
         ("fit --learning-rate=1", "did you mean '--opt.lr'?"),
         ("fit --batch-size 8", "did you mean '--trainer.batch_size'?"),
         ("fit --batch_size 8", "did you mean '--trainer.batch_size'?"),
         ("fit --gpus 2", "unknown option '--gpus'; did you mean '--workers'?"),
         ("tune --gpus 2", "did you mean '--workers'?"),
-        ("suite theory --gpus 2", "did you mean '--workers'?"),
         ("fit --optimizer sgd", "did you mean '--opt'?"),
         ("fit --dataset mnist", "did you mean '--task'?"),
         ("fit --opt adam --opt.beta1 0.9", "--task is missing"),
         ("fit --task mnist --opt adam --opt.beta1 0.9", "unknown option '--opt.beta1'; did you mean '--opt.betas'?"),
         ("fit --wd 0.1", "did you mean '--opt.weight_decay'?"),
-        ("fit --weight-decay 0.1", "did you mean '--opt.weight_decay'?"),
-        ("fit --momentum 0.1", "did you mean '--opt.momentum'?"),
         ("fit --task mnist --opt sgd --trainer.epochs 3", "did you mean '--trainer.max_epochs'?"),
         ("fit --task mnist --opt sgd --optimizer.lr 3", "did you mean '--opt.lr'?"),
         ("fit --task mnist --opt sgd --opt.learning-rate 3", "did you mean '--opt.lr'?"),
+        ("fit --task mnist --opt sgd --opt.lrr 3", "did you mean '--opt.lr'?"),
         ("fit --task mnist --opt sgd --task.dpeth 3", "did you mean '--task.depth'?"),
         ("fit --task mnist --opt sgd --opt.xyzzy 3", "unknown option '--opt.xyzzy'; `bench fit --task TASK --opt"),
-        ("fit --output runs", "did you mean '--store'?"),
         ("sweep --output here", "did you mean '--out'?"),
         ("tune --n_trials 3", "did you mean '--trials'?"),
         ("fit -seed 3", "unknown option '-seed'; did you mean '--seed'?"),
@@ -159,14 +142,22 @@ def test_synonyms_of_other_programs_are_suggested(cli, words: str, hint: str) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
-        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
-        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must be in [0, 1)"),
-        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must be in [0, inf)"),
-        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must be in [0, inf)"),
-        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must be in [0, 1]"),
+        (
+            "--opt sgd --opt.lr -1",
+            "--opt.lr=-1.0: Invalid learning rate: -1.0 (learning rate: step per unit of the update, in [0, inf)",
+        ),
+        (
+            "--opt adam --opt.betas 0.9,1.5",
+            "--opt.betas=(0.9, 1.5): Invalid beta parameter at index 1: 1.5 (decay rates",
+        ),
+        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0: Invalid epsilon value: -1.0"),
+        ("--opt sngd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        (
+            "--opt sgd --opt.momentum -1",
+            "--opt.momentum=-1.0: Invalid momentum value: -1.0 (heavy-ball factor, in [0, 1])",
+        ),
         ("--opt sgd --opt.nesterov", "--opt: Nesterov momentum requires a momentum and zero dampening"),
-        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt: Invalid learning rate: -2.0"),
+        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0: Invalid learning rate: -2.0"),
     ],
 )
 def test_errors_of_torchs_optimizers_name_the_option_and_the_range(cli, words: str, message: str) -> None:
@@ -211,16 +202,7 @@ def test_help_of_a_command_has_the_options_of_the_named_task_and_optimizer(cli) 
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [
-        ("sgnd", "sgd"),
-        ("adma", "adam"),
-        ("SGD", "sgd"),
-        ("adamww", "adamw"),
-        ("lion", None),
-        ("moun", "muon"),
-        ("x", None),
-        ("", None),
-    ],
+    [("sgnd", "sgd"), ("SGD", "sgd"), ("adamww", "adamw"), ("moun", "muon"), ("lion", None), ("", None)],
 )
 def test_the_nearest_optimizer(word: str, near: str | None) -> None:
     assert nearest(word, OPTIMIZERS) == near
@@ -230,22 +212,11 @@ def test_the_nearest_optimizer(word: str, near: str | None) -> None:
     ("words", "code"),
     [
         ("--help", 0),
-        ("fit -h", 0),
         ("fit --task mnist --opt sngd -h", 0),
-        ("sweep --opt adam -h", 0),
-        ("tune -h", 0),
-        ("check -h", 0),
         ("leaderboard -h", 0),
-        ("trian", 2),
-        ("fit --epochs 3", 2),
         ("fit --task mnist --opt sngd --opt.lrr 1", 2),
         ("fit cifar10 sngd", 2),
-        ("sweep --jsno", 2),
-        ("tune --sampler gird", 2),
-        ("leaderboard --lr 1", 2),
         ("report --formt x", 2),
-        ("reproduce --lst", 2),
-        ("check --jsn", 2),
         ("data prepre", 2),
     ],
 )

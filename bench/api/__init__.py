@@ -392,7 +392,7 @@ def check(
     from bench.api import checking
 
     call = Call(more)
-    name = optimizer if optimizer is None else name_of(optimizer, call.places["store"])
+    name = optimizer if optimizer is None else name_of(optimizer)
     files = [Path(path) for path in ([out] if isinstance(out, str | Path) else out or [])]
     return checking.check(
         name, task, a.names_of("matrix", matrix), files, a.names_of("only", only), reference, call.words, call.places,
@@ -433,7 +433,7 @@ def reproduce(
     if claims:
         return papers.claims(name, folder)
     call = Call(more)
-    changes = a.settings_of_call(call.places["store"], settings=settings)
+    changes = a.settings_of_call(settings=settings)
     places = {**call.places, "device": changes.pop("device", device)}
     version = papers.version(quick, search, None if seeds is None else a.seeds_text("seeds", seeds), changes)
     return papers.reproduce(name, folder, places, version, call.effort, dry=call.dry_run)

@@ -20,29 +20,13 @@ MOST_WORKERS = 10_000
 
 @contextmanager
 def session(*, progress: bool = True) -> Iterator[None]:
-    """Convert errors of plug-ins into user errors; without `progress`, hide status lines.
-
-    Raises:
-        UserError: `progress` is neither True nor False.
-    """
-    check_switches(progress=progress)
+    """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
     with nullcontext() if progress else hearing(lambda what: None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
         try:
             yield
         except PluginError as error:
             raise UserError(str(error)) from error
-
-
-def check_switches(**switches: object) -> None:
-    """Refuse values of switches other than True and False.
-
-    Raises:
-        UserError: there is one.
-    """
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r}: write True or False")
 
 
 def effort_of(
@@ -52,12 +36,8 @@ def effort_of(
     width: int | str | None = None,
     budget: str | None = None,
 ) -> Effort:
-    """How runs are executed.
-
-    Raises:
-        UserError: a value is illegal.
-    """
-    if engine is not None and engine not in ENGINES:
+    """How runs are executed; UserError for an illegal value."""
+    if engine not in (None, *ENGINES):
         raise unknown("engine", str(engine), ENGINES)
     if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
         raise UserError(f"--workers {repr('') if workers == '' else workers}: write how many (--workers 2), or auto")
@@ -72,20 +52,15 @@ def effort_of(
 
 
 def number(name: str, value: int | str | None, least: int | None = None) -> Any:
-    """A whole number, also as a word; None stays.
-
-    Raises:
-        UserError: it is none, or below `least`.
-    """
+    """A whole number of at least `least`, also as a word (UserError); None stays."""
     if value is None:
         return None
     try:
-        if isinstance(value, bool | float):
-            raise ValueError
-        result = int(value)
-    except (TypeError, ValueError):
-        shown = value if isinstance(value, str) else repr(value)
-        raise UserError(f"--{name} {shown}: it must be a whole number") from None
+        result = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    except ValueError:
+        result = None
+    if result is None:
+        raise UserError(f"--{name} {value if isinstance(value, str) else repr(value)}: it must be a whole number")
     if least is not None and result < least:
         raise UserError(f"--{name} {value}: it must be at least {least}")
     return result
@@ -97,38 +72,24 @@ def places_of(data: Place | None, store: Place | None) -> dict[str, Path]:
 
 
 def folder_of(name: str, where: Place | None) -> Path:
-    """A folder, or its default.
-
-    Raises:
-        UserError: it is no path.
-    """
-    if where is not None and not isinstance(where, str | Path):
-        raise UserError(f"{name}={where!r}: write a path")
+    """A folder, or its default."""
     return place(name, None if where is None else str(where))
 
 
 def path_of(name: str, where: Place | None) -> Path | None:
-    """A path of a file or a folder; None stays.
-
-    Raises:
-        UserError: it is no path, or empty.
-    """
-    if where is not None and (not isinstance(where, str | Path) or not str(where).strip()):
+    """A path of a file or a folder (UserError); None stays."""
+    if where is not None and not str(where).strip():
         raise UserError(f"--{name} {where!r}: it must name a folder or file")
     return None if where is None else Path(where)
 
 
 def folders_of(store: Place | Sequence[Place] | None) -> list[Path]:
     """The folders of one store or several; none if not given."""
-    if store is None:
-        return []
     several = store if isinstance(store, Sequence) and not isinstance(store, str) else [store]
-    return [folder_of("store", each) for each in several]
+    return [folder_of("store", folder) for folder in several if folder is not None]
 
 
 def settings_of_call(
-    folder: Path,
-    /,
     task: Any = None,
     opts: Sequence[Any] = (),
     task_options: Settings | None = None,
@@ -137,51 +98,23 @@ def settings_of_call(
     hyperparameters: Settings | None = None,
     **top: Any,
 ) -> dict[str, Any]:
-    """Settings in dotted form.
-
-    Args:
-        folder: for the sources of optimizer classes.
-        task: its name.
-        opts: optimizers.
-        task_options: as for `bench.fit`.
-        trainer: as for `bench.fit`.
-        settings: as for `bench.fit`.
-        hyperparameters: as for `bench.fit`.
-        top: settings without a group, such as `seed`; None if not given.
-    """
-    dotted = {"opt": ",".join(name_of(opt, folder) for opt in opts) or None, "task": task}
-    dotted = {name: value for name, value in (dotted | top).items() if value is not None}
-    dotted |= _flat("task", named("task_options", task_options))
+    """Settings in dotted form, from arguments of `bench.fit`; `top` are those without a group, None if not given."""
+    names = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task)}
+    dotted = {name: value for name, value in (names | top).items() if value is not None}
+    dotted |= _flat("task", task_options or {})
     dotted |= _flat("opt", hyperparameters or {})
-    dotted |= _flat("trainer", named("trainer", trainer))
-    return dotted | {name: _plain(value) for name, value in named("settings", settings).items()}
-
-
-def named(argument: str, values: Settings | None) -> Settings:
-    """Values by name.
-
-    Raises:
-        UserError: they are no mapping.
-    """
-    if values is None or (isinstance(values, Mapping) and all(isinstance(name, str) for name in values)):
-        return values or {}
-    raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
+    dotted |= _flat("trainer", trainer or {})
+    return dotted | {name: _plain(value) for name, value in (settings or {}).items()}
 
 
 def pairs_of(argument: str, values: Mapping[str, Any] | Sequence[str] | None, example: str) -> dict[str, str]:
-    """Values by name, from a mapping or from words NAME=VALUE.
-
-    Raises:
-        UserError: a word has no value.
-    """
+    """Values by name, from a mapping or from words NAME=VALUE (UserError)."""
     from bench.text import word_of
 
     if values is None or isinstance(values, Mapping):
-        return {name.removeprefix("--"): word_of(value) for name, value in named(argument, values).items()}
-    words, pairs = [values] if isinstance(values, str) else values, {}
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
-    for word in words:
+        return {name.removeprefix("--"): word_of(value) for name, value in (values or {}).items()}
+    pairs: dict[str, str] = {}
+    for word in [values] if isinstance(values, str) else values:
         name, equals, value = word.rpartition("=") if argument == "label" else word.partition("=")
         if not (equals and name and (value or argument != "label")):
             raise UserError(f"--{argument} {word}: write {example}")
@@ -198,18 +131,12 @@ def _flat(group: str, settings: Settings) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as plain Python types; ranges and arrays become lists."""
-    if hasattr(value, "tolist"):  # numpy or a tensor
-        return value.tolist()
-    return list(value) if isinstance(value, range) else value
+    """A value as plain Python types; ranges, arrays and tensors become lists or numbers."""
+    return value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, range) else value
 
 
 def seeds_text(name: str, seeds: Seeds) -> str:
-    """Seeds in the form of the command line: how many, or which.
-
-    Raises:
-        UserError: they are neither.
-    """
+    """Seeds in the form of the command line: how many, or which (UserError)."""
     seeds = _plain(seeds)
     if isinstance(seeds, str) or (isinstance(seeds, int) and not isinstance(seeds, bool)):
         return str(seeds)
@@ -220,37 +147,22 @@ def seeds_text(name: str, seeds: Seeds) -> str:
 
 
 def seeds_of(seeds: Seeds) -> list[int]:
-    """Seeds as a list: `5` and `"5"` are 0 to 4.
-
-    Raises:
-        UserError: they are neither a number nor a list.
-    """
+    """Seeds as a list: `5` and `"5"` are 0 to 4; errors as for `seeds_text`."""
     return read_seeds(seeds_text("seeds", seeds))
 
 
 def optimizers_of(opt: Opt | Sequence[Opt] | None) -> list[Opt]:
-    """Optimizers as a list.
-
-    Raises:
-        UserError: they are no sequence.
-    """
-    several = [opt] if opt is None or isinstance(opt, str | type) else opt
-    if not isinstance(several, Sequence):
-        raise UserError(f"opt={opt!r}: write a name, a class, or a list of them")
-    return [one for each in several for one in (parts(each or "") if isinstance(each, str | None) else [each])]
+    """Optimizers as a list."""
+    several = list(opt) if isinstance(opt, Sequence) and not isinstance(opt, str) else [opt]
+    return [name for item in several for name in (parts(item or "") if isinstance(item, str | None) else [item])]
 
 
 def names_of(argument: str, given: Names | None) -> list[str] | None:
-    """Names as a list, from `A,B` or a sequence; None stays.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Names as a list, from `A,B` or a sequence (UserError); None stays."""
     if given is None:
         return None
     words = [given] if isinstance(given, str) else given
-    if isinstance(words, Sequence) and all(isinstance(word, str) for word in words):
-        if names := [name for word in words for name in parts(word)]:
-            return names
+    names = [name for word in words for name in parts(word)]
+    if not names:
         raise UserError(f"--{argument} {','.join(words) or repr('')}: it is empty; write A,B")
-    raise UserError(f"{argument}={given!r}: write a name or a list of names")
+    return names

@@ -158,5 +158,5 @@ class Call:
         self.config, self.command = path_of("config", given.pop("config", None)), given.pop("command", None)
         top |= taken("data_seed", "precision", "device")
         named = taken("task_options", "trainer", "settings")
-        self.words = settings_of_call(self.places["store"], task, list(opts), **named, hyperparameters=given, **top)
+        self.words = settings_of_call(task, list(opts), **named, hyperparameters=given, **top)
         self.folders = {name: path for name, path in self.places.items() if folders[name] is not None}

@@ -34,57 +34,43 @@ _SEVERAL = re.compile(r"[-+.\de]+([:,][-+.\de]+)+", re.IGNORECASE)
 def configuration(
     words: Mapping[str, Any], config: Path | None, places: Mapping[str, Path], *, tuned: bool
 ) -> RunConfig:
-    """The configuration of one run.
-
-    Raises:
-        UserError: a setting is illegal; for several values it names the command that takes them.
-    """
+    """The configuration of one run; for several values, UserError names the command that takes them."""
     task, opt = str(words.get("task", "")), str(words.get("opt", ""))
     if "," in opt and ":" not in opt:
-        raise UserError(
-            f"--opt {opt}: bench fit trains one optimizer; write bench sweep --task {task or 'TASK'} --opt {opt}"
-        )
+        todo = f"write bench sweep --task {task or 'TASK'} --opt {opt}"
+        raise UserError(f"--opt {opt}: bench fit trains one optimizer; {todo}")
     if "," in task and ":" not in task:
-        raise UserError(
-            f"--task {task}: bench fit trains one task; give a command for each, or write a file for `bench suite`"
-        )
+        todo = "give a command for each, or write a file for `bench suite`"
+        raise UserError(f"--task {task}: bench fit trains one task; {todo}")
     try:
         with doing("reading the settings"):
             return resolve(words, config=config, tuned=tuned, fallback=places)
     except UserError as error:
         for name, value in words.items():
-            if isinstance(value, str) and _SEVERAL.fullmatch(value) and f"--{name} " in str(error):
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            if _SEVERAL.fullmatch(text) and f"--{name} " in str(error):
                 raise UserError(
-                    f"--{name} {value}: bench fit trains one run; `bench sweep` takes several values"
-                    f" (bench sweep --task {task} --opt {opt} --{name} {value})"
+                    f"--{name} {text}: bench fit trains one run; `bench sweep` takes several values"
+                    f" (bench sweep --task {task} --opt {opt} --{name} {text})"
                 ) from None
         raise
 
 
 def sources(config: RunConfig, seeds: Sequence[int] | None) -> Sources:
-    """The study that found the tuned settings, which a note names.
-
-    Raises:
-        UserError: a seed helped to choose them.
-    """
+    """The study that found the tuned settings, which a note names; UserError if a seed helped to choose them."""
     chosen = sources_of([config.model_copy(update={"seed": s}) for s in (seeds or [config.seed])])
     note(f"settings from {tuned_file(config.task, config.opt)}")
     return chosen
 
 
 def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_command: bool) -> "Run":
-    """The stored run, or a new one.
-
-    Raises:
-        UserError: it cannot be trained.
-        KeyboardInterrupt: it was stopped and saved.
-    """
+    """The stored run, or a new one; KeyboardInterrupt if it was stopped and saved."""
     from bench.api.runs import Run
 
     if config.trainer.ranks > 1 and not is_command:
+        why = "a run with several processes restarts its command in each of them"
         raise UserError(
-            "trainer.devices and trainer.num_nodes: a run with several processes restarts its command in each of them;"
-            " use `bench fit`, and `bench.load` for the result"
+            f"trainer.devices and trainer.num_nodes: {why}; use `bench fit`, and `bench.load` for the result"
         )
     result = None if rerun else Store(config.store).result_of(config)
     if result is None:
@@ -107,17 +93,9 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
 def resumed(
     run: str, settings: dict[str, Any], places: dict[str, Path], given: Sequence[str], command: Sequence[str] | None
 ) -> RunConfig:
-    """The configuration of an interrupted run, with folders from this call.
+    """The configuration of an interrupted run, by its id or the path of its folder, with folders from this call.
 
-    Args:
-        run: its id, or the path of its folder.
-        settings: the given settings.
-        places: of data and store.
-        given: names of given options that do not go with it.
-        command: the words of the command line.
-
-    Raises:
-        UserError: there is no such run, it cannot continue, or a setting would change it.
+    UserError if it cannot continue, or if `settings` or other `given` options would change it.
     """
     if given:
         raise UserError(f"--resume takes the run's own settings; remove --{given[0]}")
@@ -125,49 +103,37 @@ def resumed(
     if path.name != run:  # the path of a run's folder
         path = path if path.name else path.resolve()  # of `.`
         places = {**places, "store": path.parent}
-    run_id, store = path.name, places["store"]
+    run_id, store = path.name, Store(places["store"])
+    another = "cannot be changed (start a new run instead)"
     named = {kind: [str(settings.pop(kind))] for kind in ("task", "opt") if kind in settings}
     if more := settings.keys() - {"store", "data", "logger"}:
-        raise UserError(
-            f"--resume takes the run's own settings; --{min(more)} cannot be changed (start a new run instead)"
-        )
-    kept = Store(store)
-    result = kept.get(run_id)
+        raise UserError(f"--resume takes the run's own settings; --{min(more)} {another}")
+    if not store.folder.is_dir():
+        raise no_store(store.folder, "name it with --store DIR")
+    result = store.get(run_id)
     if result is None:
-        if not kept.folder.is_dir():
-            raise no_store(store, "name it with --store DIR")
-        raise unknown_run(run_id, (run.run_id for run in kept.runs()), f"the store {store}")
+        raise unknown_run(run_id, (run.run_id for run in store.runs()), f"the store {store.folder}")
     for kind, (name,) in named.items():
         if bare(name) != bare(result.config[kind]):
-            raise UserError(
-                f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which cannot be changed"
-                " (start a new run instead)"
-            )
-    names = allowed(
-        result.config, result.versions, named, f"run {run_id}", command or ["bench", "fit", "--resume", run]
-    )
+            raise UserError(f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which {another}")
+    words = command or ["bench", "fit", "--resume", run]
+    names = allowed(result.config, result.versions, named, f"run {run_id}", words)
     config = resolve(settings_of(result.config) | names | settings | places, recorded=True)
+    alone = "train again without --resume"
     if config.run_id != run_id:
-        raise UserError(
-            f"run {run_id} was started with another version of its task or optimizer and cannot continue;"
-            " train again without --resume"
-        )
+        raise UserError(f"run {run_id} was started with another version of its task or optimizer; {alone}")
     if result.status in RESUMABLE and result.engine == "lanes":
         raise UserError(
-            f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command,"
-            " or train the run alone without --resume"
+            f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command, or"
+            f" {alone}"
         )
-    if result.status in RESUMABLE and kept.last_checkpoint([run_id]) is None:
-        raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
+    if result.status in RESUMABLE and store.last_checkpoint([run_id]) is None:
+        raise UserError(f"run {run_id} was {result.status} before its first checkpoint; {alone}")
     return config
 
 
 def dry_run(config: RunConfig) -> Answer:
-    """The resolved configuration, which `--config` reads back.
-
-    Raises:
-        UserError: it cannot be trained.
-    """
+    """The resolved configuration, which `--config` reads back."""
     from bench.config.checks import check
 
     config = on_device(config)
@@ -189,11 +155,7 @@ def dry_run(config: RunConfig) -> Answer:
 def with_seeds(
     config: RunConfig, seeds: Sequence[int], settings: Mapping[str, Any], file: Path | None
 ) -> list[RunConfig]:
-    """A run for each seed; the order of the samples follows it unless given.
-
-    Raises:
-        UserError: a run cannot be trained.
-    """
+    """A run for each seed, checked; the order of the samples follows it unless given."""
     from bench.sweeps.grid import settings_in
 
     follows = "data_seed" not in {**settings_in(file), **settings}
@@ -204,13 +166,7 @@ def with_seeds(
 
 
 def fit_seeds(configs: Sequence[RunConfig], effort: Effort, sources: Sources, *, progress: bool) -> "SeedRuns":
-    """The stored or new run of each seed, and their mean.
-
-    Raises:
-        UserError: a run cannot be trained.
-        RunFailed: as in `bench.execute.execute.execute`.
-        KeyboardInterrupt: they were stopped.
-    """
+    """The stored or new run of each seed, and their mean; errors as for `bench.execute.command.results_of`."""
     from bench.api.runs import Run, SeedRuns
 
     first = configs[0]

@@ -45,11 +45,7 @@ def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> No
 
 
 def crew_of(effort: Effort, specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "Crew":
-    """The processes that train studies: as many as every study allows on this machine.
-
-    Raises:
-        UserError: a study cannot be trained here, or not with this engine.
-    """
+    """The processes that train studies: as many as every study allows on this machine (UserError)."""
     from bench.execute.cluster import Crew
 
     typical = [spec.typical(places) for spec in specs]
@@ -83,12 +79,7 @@ def note_long(effort: Effort, studies: "Sequence[Study]", places: Mapping[str, P
 def in_time(effort: Effort, work: Callable[[], object]) -> None:
     """Do the work until it is done or its time is spent, which a note says.
 
-    Args:
-        effort: with the budget.
-        work: returns something false if a signal stopped it.
-
-    Raises:
-        KeyboardInterrupt: a signal stopped it.
+    KeyboardInterrupt if a signal stopped it; `work` then returned something false.
     """
     from bench.train.stop import deadline
 

@@ -24,6 +24,7 @@ from bench.machine import crowding
 from bench.process import ROOT, python_command
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
+from optimizers.plugins import packed
 from tasks import TASKS
 
 LIMIT = 30.0
@@ -156,7 +157,7 @@ def _events(requests: Sequence[Request], limit: float) -> Generator[dict[str, An
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as output:
         folder = Path(name)
         try:
-            (folder / REQUESTS).write_bytes(pickle.dumps((list(requests), limit)))
+            (folder / REQUESTS).write_bytes(pickle.dumps((list(requests), limit, packed())))
         except Exception as error:
             raise UserError(f"options must be plain values: {error}") from None
         (folder / EVENTS).touch()

@@ -30,11 +30,12 @@ from bench.check.steps import Fault, seed  # noqa: E402
 from bench.check.subject import Subject  # noqa: E402
 from bench.errors import UserError, described  # noqa: E402
 from optimizers import OptimizerSpec  # noqa: E402
-from optimizers.plugins import PluginError  # noqa: E402
+from optimizers.plugins import PluginError, adopt  # noqa: E402
 from tasks.core.spec import place_of  # noqa: E402
 
 _folder = Path(os.environ[FOLDER])
-_requests, _limit = pickle.loads((_folder / REQUESTS).read_bytes())
+_requests, _limit, _session = pickle.loads((_folder / REQUESTS).read_bytes())
+adopt(_session)
 _unbuilt: set[int] = set()
 _LOST = 3  # workers that an optimizer may end before its remaining checks are skipped
 

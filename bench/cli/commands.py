@@ -240,7 +240,8 @@ def subject(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _known_options(name: str, task: str | None = None, opts: Sequence[str] = ()) -> list[str]:
     """All options of a command, with dashes: its own, and those of its runs' built-in task and optimizers."""
-    from bench.config.options import GLOSSARY, optimizer_options, task_options, trainer_options
+    from bench.config.options import GLOSSARY, optimizer_options, task_options
+    from bench.config.run_config import trainer_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS

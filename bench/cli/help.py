@@ -41,7 +41,8 @@ def command_help(name: str, words: Sequence[str] = ()) -> str:
 
 def _settings(name: str, words: Sequence[str]) -> list[str]:
     """The settings in dotted form that a command takes."""
-    from bench.config.options import task_options, trainer_options
+    from bench.config.options import task_options
+    from bench.config.run_config import trainer_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 

@@ -1,13 +1,20 @@
 """Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
 import ast
-import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from bench.config.options import Option, _parse, _source, all_optimizer_options, optimizer_options, task_options
+from bench.config.options import (
+    Option,
+    all_optimizer_options,
+    class_nodes,
+    documented,
+    method_node,
+    optimizer_options,
+    task_options,
+)
 from bench.terminal import NARROWEST, columns
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
@@ -24,73 +31,36 @@ _BESIDE = 80
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
     """Formula, source, hyperparameters and search space of an optimizer."""
-    search = {
-        name: f"log-uniform in [{axis.low:g}, {axis.high:g}]"
-        if isinstance(axis, LogUniform)
-        else f"one of {', '.join(map(word_of, axis))}"
-        for name, axis in spec.search.items()
-    }
-    traits = [name.replace("_", " ") for name in spec.traits.named()]
-    return "\n".join(
-        [
-            f"{spec.name} (version {spec.version})",
-            *_fact("rule", spec.formula),
-            *_fact("source", spec.source),
-            *_fact("class", spec.target.replace(":", ".")),
-            *_fact("traits", ", ".join(traits)),
-            "",
-            "hyperparameters:",
-            *hyperparameter_rows(spec),
-            *_by_family(spec),
-            "",
-            "search space:",
-            *(
-                line
-                for name, space in search.items()
-                for line in wrapped_lines(f"--opt.{name}  {space}", "  ", "      ")
-            ),
-        ]
-    )
+    lines = [f"{spec.name} (version {spec.version})", *_fact("rule", spec.formula), *_fact("source", spec.source)]
+    lines += [*_fact("class", spec.target.replace(":", "."))]
+    lines += _fact("traits", ", ".join(name.replace("_", " ") for name in spec.traits.named()))
+    lines += ["", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec), "", "search space:"]
+    for name, axis in spec.search.items():
+        is_range = isinstance(axis, LogUniform)
+        text = (
+            f"log-uniform in [{axis.low:g}, {axis.high:g}]" if is_range else f"one of {', '.join(map(word_of, axis))}"
+        )
+        lines += wrapped_lines(f"--opt.{name}  {text}", "  ", "      ")
+    return "\n".join(lines)
 
 
 def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
     """The same as JSON."""
-    search = {
-        name: {"low": axis.low, "high": axis.high} if isinstance(axis, LogUniform) else list(axis)
-        for name, axis in spec.search.items()
-    }
-    return {
-        "kind": "optimizer",
-        "name": spec.name,
-        "version": spec.version,
-        "rule": spec.formula,
-        "source": spec.source,
-        "class": spec.target,
-        "traits": spec.traits.named(),
-        "options": _options(optimizer_options(spec)),
-        "search": search,
-        "by_family": spec.by_family,
-    }
+    facts = {"name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source}
+    facts |= {"class": spec.target, "traits": spec.traits.named(), "options": _options(optimizer_options(spec))}
+    search = {name: asdict(axis) if isinstance(axis, LogUniform) else list(axis) for name, axis in spec.search.items()}
+    return {"kind": "optimizer", **facts, "search": search, "by_family": spec.by_family}
+
+
+_FACTS = (
+    "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
+    "family", "source", "measure_every",
+)  # fmt: skip
 
 
 def task_json(spec: TaskSpec) -> dict[str, Any]:
     """The task as JSON."""
-    named = (
-        "title",
-        "version",
-        "metric",
-        "mode",
-        "scale",
-        "ranks_training",
-        "target",
-        "budget",
-        "batch_size",
-        "precision",
-        "family",
-        "source",
-        "measure_every",
-    )
-    facts = {name: getattr(spec, name) for name in named}
+    facts = {name: getattr(spec, name) for name in _FACTS}
     return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
 
 
@@ -119,21 +89,12 @@ def describe_task(spec: TaskSpec) -> str:
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
-    return "\n".join(
-        [
-            *wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  "),
-            *_fact("metric", f"{spec.metric} ({spec.mode}){ranked}"),
-            *_fact("scale", f"{spec.scale}: {compared}"),
-            *_fact("target", target),
-            *_fact("budget", f"{budget}, batch {spec.batch_size}, precision {spec.precision}"),
-            *_fact("family", spec.family or ""),
-            *_fact("source", spec.source),
-            "",
-            *measured,
-            "options:",
-            *rows("task", task_options(spec)),
-        ]
-    )
+    lines = wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  ")
+    lines += _fact("metric", f"{spec.metric} ({spec.mode}){ranked}") + _fact("scale", f"{spec.scale}: {compared}")
+    lines += _fact("target", target)
+    lines += _fact("budget", f"{budget}, batch {spec.batch_size}, precision {spec.precision}")
+    lines += [*_fact("family", spec.family), *_fact("source", spec.source), "", *measured, "options:"]
+    return "\n".join([*lines, *rows("task", task_options(spec))])
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
@@ -147,27 +108,10 @@ def _measurements(spec: TaskSpec) -> list[str]:
 
 def _keys(module: str, name: str) -> dict[str, str]:
     """The `Keys:` of `measure_at` in a class; those of its base classes, where it does not override them."""
-    for node in _parse(_source(module)).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == module.partition(".")[0]:
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    return _keys(str(node.module), alias.name)
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            keys: dict[str, str] = {}
-            for base in node.bases:
-                keys |= _keys(module, base.id) if isinstance(base, ast.Name) else {}
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "measure_at":
-                    keys |= _key_section(ast.get_docstring(item) or "")
-            return keys
-    return {}
-
-
-def _key_section(doc: str) -> dict[str, str]:
-    section = re.search(r"^Keys:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
-    items = re.split(r"^ {4}(?=\w)", section[1], flags=re.MULTILINE)[1:] if section else []
-    parts = [item.partition(":") for item in items]
-    return {name: " ".join(text.split()).rstrip(".") for names, _, text in parts for name in names.split(", ")}
+    keys: dict[str, str] = {}
+    for method in (method_node(node, "measure_at") for node in class_nodes(module, name)):
+        keys = (documented(ast.get_docstring(method), "Keys") if method else {}) | keys
+    return {name: text.rstrip(".") for name, text in keys.items()}
 
 
 def _fact(name: str, text: str) -> list[str]:
@@ -195,11 +139,11 @@ def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:
 
 def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
     """Options of a task or an optimizer, each with its meaning, type and default."""
-    return [
-        line
+    texts = (
+        (f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
         for o in options.values()
-        for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
-    ]
+    )
+    return [line for text in texts for line in row(*text)]
 
 
 def row(flag: str, text: str, extra: str = "") -> list[str]:

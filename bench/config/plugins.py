@@ -31,39 +31,41 @@ def allowed(
 ) -> dict[str, str]:
     """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
 
-    Records are untrusted. So a file or a module is imported only if the user names it too and its digest is the
-    recorded one. Entry points of installed packages need not be named.
-
-    Args:
-        recorded: the two names.
-        versions: of the record, with `task_package` and `opt_package`.
-        named: names given by the user, by kind.
-        what: the record, for messages: `run X`.
-        command: the user's words; an error adds the missing names.
-
-    Raises:
-        UserError: a file is not named or differs from the recorded one, or a package is not installed.
+    Records are untrusted. So a file or a module is imported only if the user names it too (`named`, by kind) and its
+    digest is the one in the record's `versions`. Entry points of installed packages need not be named. An error names
+    the record (`what`) and adds the missing names to the user's `command`.
     """
     names: dict[str, str] = {}
     unnamed: dict[str, str] = {}
     for kind, registry in _REGISTRIES.items():
-        name, package = recorded[kind], versions.get(f"{kind}_package")
-        same = [each for each in named.get(kind, ()) if bare(each) == bare(name)]
-        if not _installed(kind, name):
-            (names if same else unnamed)[kind] = (same or [name])[0]
-        elif name in registry:
+        name, package = recorded[kind], versions.get(f"{kind}_package") or "an unrecorded package"
+        if _installed(kind, name):
+            if name not in registry:
+                raise UserError(clean(f"{what} was trained with {name} of {package}; install that version"))
             names[kind] = name
+        elif same := [given for given in named.get(kind, ()) if bare(given) == bare(name)]:
+            names[kind] = same[0]
         else:
-            package = package or "an unrecorded package"
-            raise UserError(clean(f"{what} was trained with {name} of {package}; install that version"))
+            unnamed[kind] = name
     if unnamed:
         words = shlex.join([*command, *naming(unnamed)])
         raise UserError(
             clean(f"{what} names {' and '.join(unnamed.values())}, and imports it only if you name it too: {words}")
         )
     for kind, name in names.items():
-        if not _installed(kind, name):
-            _refuse_another(name, versions.get(f"{kind}_package"), what)
+        file, _, _ = name.rpartition(":")
+        if _installed(kind, name):
+            continue
+        if file.endswith(".py") and not Path(file).is_file():
+            raise UserError(clean(f"{what} needs {file}, and there is no such file; name it with its folder"))
+        then, now = versions.get(f"{kind}_package"), provenance(name)
+        if now != then and not (then is None and now.startswith("torch ")):  # the record has torch's version anyway
+            raise UserError(
+                clean(
+                    f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is {now}, so it is not"
+                    " imported; name the original, or start a new one"
+                )
+            )
     return names
 
 
@@ -71,17 +73,3 @@ def _installed(kind: str, name: str) -> bool:
     """Whether a name needs no file or module, or an installed package announces exactly that module."""
     points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
     return ":" not in name or name in points
-
-
-def _refuse_another(name: str, then: object, what: str) -> None:
-    place = Path(name.rpartition(":")[0])
-    if place.suffix == ".py" and not place.is_file():
-        raise UserError(clean(f"{what} needs {place}, and there is no such file; name it with its folder"))
-    now = provenance(name)
-    if now != then and not (then is None and now.startswith("torch ")):  # the record has torch's version anyway
-        raise UserError(
-            clean(
-                f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is"
-                f" {now}, so it is not imported; name the original, or start a new one"
-            )
-        )

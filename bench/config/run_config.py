@@ -57,95 +57,74 @@ class NoBooleans(BaseModel):
         return value
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
 class TrainerOptions(NoBooleans):
     """Options of training. Names are Lightning's where it has one.
 
     A default value is not part of a run's identity, so defaults must not change.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    max_epochs: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="passes over the training data, in (0, inf); the task's budget by default",
-    )
-    max_steps: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="optimizer steps; with max_epochs, the smaller applies"
-    )
-    max_seconds: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="training time in seconds after which the run stops with status `timeout`",
-    )
-    batch_size: int | Literal["full"] | None = Field(
-        None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
-    )
-    micro_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="upper bound on samples per forward pass on one device (default: the task's); changes memory"
-        " and rounding only",
-    )
-    gradient_clip_val: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="bound on the gradient's global norm; step sizes are computed from the norm before clipping",
-    )
-    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
-        "constant",
-        description="lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
-        " ignored for optimizers that set their own step size",
-    )
-    warmup: float = Field(0.0, ge=0, lt=1, description="fraction of the steps, in [0, 1), with linearly rising lr")
-    floor: float = Field(0.0, ge=0, le=1, description="final lr of a decay as a fraction of lr, in [0, 1]")
-    decay: float = Field(0.2, gt=0, le=1, description="fraction of the steps, in (0, 1], of the final decay of wsd")
-    average: Literal["none", "ema", "lawa"] = Field(
-        "none",
-        description="average of the weights used for evaluation: none, ema (exponential, with bias correction), or"
-        " lawa"
-        " (mean of the latest snapshots); ignored for optimizers that average the weights themselves",
-    )
-    average_decay: float = Field(0.999, gt=0, lt=1, description="d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)")
-    average_window: int = Field(5, ge=2, description="snapshots in the mean of lawa, at least 2; all are stored")
-    average_every: int | None = Field(
-        None,
-        ge=1,
-        description="optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth"
-        " of the run; a twentieth if the run is shorter than average_window epochs",
-    )
-    val_every: int | None = Field(
-        None,
-        ge=1,
-        description="optimizer steps between evaluations;"
-        " by default an epoch, or a twentieth of the run if that is longer",
-    )
-    measure_every: int | None = Field(
-        None,
-        ge=1,
-        description="optimizer steps between measurements, for tasks with measurements; by default the task's value",
-    )
-    observe: int | None = Field(
-        None,
-        ge=1,
-        le=20,
-        description="points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and"
-        " lm, in [1, 20]; off by default (`bench show TASK` defines them)",
-    )
-    compile: Literal["off", "step"] = Field(
-        "off",
-        description="loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not"
-        " part of the run's id",
-    )
-    checkpoint_seconds: float = Field(60, gt=0, allow_inf_nan=False, description="seconds between checkpoints")
-    devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")
-    num_nodes: int = Field(1, ge=1, description="machines")
-    strategy: Literal["auto", "ddp", "fsdp"] = Field(
-        "auto", description="how devices share the work; fsdp shards with FSDP2"
-    )
+    max_epochs: Positive | None = None
+    """passes over the training data, in (0, inf); the task's budget by default"""
+    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    """optimizer steps; with max_epochs, the smaller applies"""
+    max_seconds: Positive | None = None
+    """training time in seconds after which the run stops with status `timeout`"""
+    batch_size: int | Literal["full"] | None = None
+    """samples that one optimizer step sees, over all micro-batches and devices, or `full`"""
+    micro_batch_size: Count | None = None
+    """upper bound on samples per forward pass on one device (default: the task's); changes memory and rounding only"""
+    gradient_clip_val: Positive | None = None
+    """bound on the gradient's global norm; step sizes are computed from the norm before clipping"""
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = "constant"
+    """lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end); ignored for optimizers that
+    set their own step size"""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """fraction of the steps, in [0, 1), with linearly rising lr"""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """final lr of a decay as a fraction of lr, in [0, 1]"""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """fraction of the steps, in (0, 1], of the final decay of wsd"""
+    average: Literal["none", "ema", "lawa"] = "none"
+    """average of the weights used for evaluation: none, ema (exponential, with bias correction), or lawa (mean of the
+    latest snapshots); ignored for optimizers that average the weights themselves"""
+    average_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)"""
+    average_window: Annotated[int, Field(ge=2)] = 5
+    """snapshots in the mean of lawa, at least 2; all are stored"""
+    average_every: Count | None = None
+    """optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth of the run; a
+    twentieth if the run is shorter than average_window epochs"""
+    val_every: Count | None = None
+    """optimizer steps between evaluations; by default an epoch, or a twentieth of the run if that is longer"""
+    measure_every: Count | None = None
+    """optimizer steps between measurements, for tasks with measurements; by default the task's value"""
+    observe: Annotated[int, Field(ge=1, le=20)] | None = None
+    """points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in [1, 20];
+    off by default (`bench show TASK` defines them)"""
+    compile: Literal["off", "step"] = "off"
+    """loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not part of the
+    run's id"""
+    checkpoint_seconds: Positive = 60
+    """seconds between checkpoints"""
+    devices: Count = 1
+    """number of devices (processes) that share each batch"""
+    num_nodes: Count = 1
+    """machines"""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """how devices share the work; fsdp shards with FSDP2"""
+
+    @field_validator("batch_size")
+    @classmethod
+    def _not_empty(cls, size: Any) -> Any:
+        if isinstance(size, int) and size < 1:
+            raise PydanticCustomError("size", "it must be at least 1, or `full`")
+        return size
 
     @property
     def ranks(self) -> int:
@@ -158,7 +137,13 @@ class TrainerOptions(NoBooleans):
         return self.schedule != "constant" or self.warmup > 0
 
 
-_TOP = {"task", "opt", "seed", "data_seed", "precision", "device", "data", "store", "logger"}
+def trainer_options() -> dict[str, Option]:
+    """The options `--trainer.*`."""
+    fields = TrainerOptions.model_fields.items()
+    return {k: Option(k, f.annotation, f.default, " ".join((f.description or "").split())) for k, f in fields}
+
+
+_TOP = ("data", "data_seed", "device", "logger", "precision", "seed", "store")
 _NOT_DECIDING = {"micro_batch_size", "compile", "checkpoint_seconds"}
 
 
@@ -216,51 +201,46 @@ class RunConfig(NoBooleans):
     @property
     def methods(self) -> list[OptimizerSpec]:
         """The optimizer and, if any, the one for the rest."""
-        return [self.opt_spec, *([self.rest_spec] if self.rest_spec is not None else [])]
+        return [spec for spec in (self.opt_spec, self.rest_spec) if spec is not None]
 
     @property
     def traits(self) -> Traits:
         """Traits that any of the methods has; `unscheduled` only if all have it."""
-        found = {name: any(getattr(spec.traits, name) for spec in self.methods) for name in vars(Traits())}
-        return Traits(**found | {"unscheduled": all(spec.traits.unscheduled for spec in self.methods)})
+        traits = {name: any(getattr(spec.traits, name) for spec in self.methods) for name in vars(Traits())}
+        return Traits(**traits | {"unscheduled": all(spec.traits.unscheduled for spec in self.methods)})
 
     @property
     def step_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the step takes; several methods need all of them, if any, for their own norms."""
-        told = set[str]().union(*(spec.step_keywords for spec in self.methods))
-        return set(STEP_KEYWORDS) if told and self.rest_spec is not None else told
+        keywords = set[str]().union(*(spec.step_keywords for spec in self.methods))
+        return set(STEP_KEYWORDS) if keywords and self.rest_spec is not None else keywords
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name.
-
-        The rest is one of the suite's own, and so has no package.
-        """
+        """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
-        there = {
+        optional = {
             "task_package": self.task_spec.package,
             "opt_package": self.opt_spec.package,
             "rest": self.rest_spec and self.rest_spec.version,
             "contents": ", ".join(contents) or None,
         }
-        return {
-            "task": self.task_spec.version,
-            "opt": self.opt_spec.version,
-            **{name: what for name, what in there.items() if what is not None},
-        }
+        versions = {"task": self.task_spec.version, "opt": self.opt_spec.version}
+        return versions | {name: value for name, value in optional.items() if value is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the result, in strict JSON: `run_id` is its hash.
 
-        It excludes the folders of data and store, and what changes only rounding: the size of micro-batches, `compile`,
-        and whether runs are lanes. It also excludes options of task and trainer at their defaults, so that a new option
-        does not change the ids of earlier runs; a changed default increments the task's version. A file or a model's
-        folder counts by its content.
+        It excludes folders, and what changes only rounding: micro-batches, `compile`, lanes. It also excludes options
+        of task and trainer at their defaults, so that a new option does not change the ids of earlier runs; a changed
+        default increments the task's version. A file or a model's folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
-        decides["task_options"] = not_default(self.task_options, task_options(self.task_spec))
+        options = task_options(self.task_spec)
+        given = self.task_options.items()
+        decides["task_options"] = {k: v for k, v in given if k not in options or v != options[k].default}
         decides |= {"task": bare(self.task), "opt": bare(self.opt)}
         versions = self.spec_versions
         return plain(decides | {"task_version": versions.pop("task"), "opt_version": versions.pop("opt"), **versions})
@@ -281,12 +261,12 @@ def _content(value: Any) -> str | None:
     """A digest of the file, or of the weights in the folder, that a value names; None for anything else."""
     if not isinstance(value, str):
         return None
-    path = Path(value).expanduser()
-    for each in (path, path / "model.safetensors"):
+    place = Path(value).expanduser()
+    for path in (place, place / "model.safetensors"):
         with suppress(OSError, ValueError):  # a name that is too long, or has a null character
-            if each.is_file():
-                stat = each.stat()
-                return _digest(each, stat.st_mtime_ns, stat.st_size)
+            if path.is_file():
+                stat = path.stat()
+                return _digest(path, stat.st_mtime_ns, stat.st_size)
     return None
 
 
@@ -297,9 +277,7 @@ def _digest(path: Path, *changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def not_default(values: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
-    """The values that differ from their option's default."""
-    return {name: value for name, value in values.items() if name not in options or value != options[name].default}
+# -- from settings to a configuration ---------------------------------------------------------------------------------
 
 
 def resolve(
@@ -322,106 +300,82 @@ def resolve(
     Raises:
         UserError: a name is unknown or a value illegal.
     """
-    settings = dict(fallback or {}) | (flatten_yaml(config) if config else {}) | dict(words)
-    for key in ("task", "opt"):
-        if isinstance(settings.get(key), bool):  # `opt: no` of a YAML file
-            raise UserError(f"--{key} {settings[key]!r}: it takes a name, and {NO_BOOLEAN}")
-        if isinstance(settings.get(key), list):
-            also = "; `bench sweep` takes several optimizers" if key == "opt" else ""
-            raise UserError(f"--{key} {settings[key]}: a run takes one name{also}")
-        if not settings.get(key):
-            prefixes = ("task", "opt", "trainer")
-            strange = [name for name in settings if name not in _TOP and name.partition(".")[0] not in prefixes]
-            also = f"; unknown here: {', '.join(strange)}" if strange else ""
-            raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
-    task, opt = str(settings.pop("task")), str(settings.pop("opt"))
+    settings = {**(fallback or {}), **(flatten_yaml(config) if config else {}), **words}
+    task, opt = _name("task", settings), _name("opt", settings)
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
         settings = tuned_for(task, opt, settings) | settings
-    groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
-    for key, value in settings.items():
-        group, _, name = key.partition(".") if key.startswith("opt.") else key.rpartition(".")
-        if group not in groups:
+    spec, method, fields = TASKS[task], OPTIMIZERS[opt], TrainerOptions.model_fields
+    known = {"": _TOP, "task": task_options(spec), "trainer": fields}
+    groups: dict[str, dict[str, Any]] = {"": {}, "task": {}, "opt": {}, "trainer": {}}
+    for key, value in sorted(settings.items()):
+        group, name = key.split(".", 1) if "." in key else ("", key)
+        if group not in groups or (group in known and name not in known[group]):
             raise unknown_setting(key, _all_options(task, opt))
         groups[group][name] = value
-    for name in sorted(groups["trainer"].keys() - TrainerOptions.model_fields.keys()):
-        raise unknown_setting(f"trainer.{name}", _all_options(task, opt))
-    for name in sorted(groups[""].keys() - (_TOP - {"task", "opt"})):
-        raise unknown_setting(name, _all_options(task, opt))
-    spec = TASKS[task]
-    for name in sorted(groups["task"].keys() - task_options(spec).keys()):
-        raise unknown_setting(f"task.{name}", _all_options(task, opt))
-    fields = TrainerOptions.model_fields
     trainer = {k: None if is_none(v) and fields[k].default is None else v for k, v in groups["trainer"].items()}
+    usual = {"batch_size": "full" if method.traits.full_batch else spec.batch_size, "measure_every": spec.measure_every}
     if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
-        trainer |= spec.budget
-    if trainer.get("batch_size") is None:
-        trainer["batch_size"] = "full" if OPTIMIZERS[opt].traits.full_batch else spec.batch_size
-    if trainer.get("measure_every") is None:
-        trainer["measure_every"] = spec.measure_every
-    rest = {"precision": spec.precision, "data_seed": groups[""].get("seed", 0), **groups[""]}
-    config_ = _validated(
-        {
-            "task": task,
-            "task_options": task_values(spec, groups["task"], recorded=recorded),
-            "opt": opt,
-            "opt_options": optimizer_values(
-                OPTIMIZERS[opt].on(spec.family), groups["opt"], lambda: _all_options(task, opt)
-            ),
-            "trainer": trainer,
-            **rest,
-        }
-    )
-    if spec.datasets and config_.task_options["dataset"] is None:
-        # The data set is part of the run's identity, so it must be explicit.
-        options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
-        config_ = config_.model_copy(update={"task_options": options})
-    config_ = config_.model_copy(update={"trainer": _without_idle(config_.trainer)})
-    if config_.trainer.schedule == "wsd" and config_.trainer.warmup + config_.trainer.decay > 1:
-        raise UserError(
-            f"--trainer.decay {config_.trainer.decay:g}: with a warm-up over {config_.trainer.warmup:g} of the steps it"
-            f" can be at most {1 - config_.trainer.warmup:g}"
-        )
-    size = config_.trainer.batch_size
-    if isinstance(size, int) and size < 1:
-        raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
-    return config_
+        usual |= spec.budget
+    values = {
+        "task": task,
+        "task_options": task_values(spec, groups["task"], recorded=recorded),
+        "opt": opt,
+        "opt_options": optimizer_values(method.on(spec.family), groups["opt"], lambda: _all_options(task, opt)),
+        "trainer": trainer | {name: value for name, value in usual.items() if trainer.get(name) is None},
+        "precision": spec.precision,
+        "data_seed": groups[""].get("seed", 0),
+    }
+    run = _validated(values | groups[""])
+    if spec.datasets and run.task_options["dataset"] is None:  # part of the run's identity, so it must be explicit
+        run = run.model_copy(update={"task_options": run.task_options | {"dataset": spec.dataset_in(run.data)}})
+    return run.model_copy(update={"trainer": _without_idle(run.trainer)})
+
+
+def _name(key: str, settings: dict[str, Any]) -> str:
+    """Take the name of the task or the optimizer from the settings; UserError if there is not exactly one."""
+    name = settings.pop(key, None)
+    if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
+        raise UserError(f"--{key} {name}: a run takes one name; `bench sweep` takes several optimizers")
+    if not name:
+        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", "trainer", *_TOP)]
+        also = f"; unknown here: {', '.join(strange)}" if strange else ""
+        raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
+    return str(name)
 
 
 def tuned_for(task: str, opt: str, settings: Mapping[str, Any], *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest.
-
-    Raises:
-        UserError: nothing was tuned, or the file is damaged.
-    """
+    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest."""
     spec, tuned = OPTIMIZERS[opt], tuned_settings(task, opt, shipped=shipped)
     given = hyperparameters_of(tuned | dict(settings))
     if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):
         return tuned
-    known = {f"opt.{name}" for name in all_optimizer_options(spec, given)}
-    return {
-        name: value
-        for name, value in tuned.items()
-        if name.partition(".")[0] != "opt" or (name in known and name.split(".")[1] != REST)
-    }
+    known = {f"opt.{name}" for name in all_optimizer_options(spec, given) if name.partition(".")[0] != REST}
+    return {name: value for name, value in tuned.items() if not name.startswith("opt.") or name in known}
 
 
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     """The options with defaults for those without effect: else two ids would have the same result."""
     idle = {
-        "floor": (trainer.schedule == "constant", "schedule"),
-        "decay": (trainer.schedule != "wsd", "schedule"),
-        "average_decay": (trainer.average != "ema", "average"),
-        "average_window": (trainer.average != "lawa", "average"),
-        "average_every": (trainer.average != "lawa", "average"),
+        "floor": ("schedule", trainer.schedule == "constant"),
+        "decay": ("schedule", trainer.schedule != "wsd"),
+        "average_decay": ("average", trainer.average != "ema"),
+        "average_window": ("average", trainer.average != "lawa"),
+        "average_every": ("average", trainer.average != "lawa"),
     }
-    usual = {name: TrainerOptions.model_fields[name].default for name, (is_idle, _) in idle.items() if is_idle}
+    usual = {name: TrainerOptions.model_fields[name].default for name, (_, is_idle) in idle.items() if is_idle}
     for name, value in usual.items():
         if (given := getattr(trainer, name)) != value:
-            of = idle[name][1]
-            say_once(f"--trainer.{name} {given:g} is ignored: the {of} is {getattr(trainer, of)} and has no {name}")
-    return trainer.model_copy(update=usual)
+            kind = f"the {idle[name][0]} is {getattr(trainer, idle[name][0])}"
+            say_once(f"--trainer.{name} {given:g} is ignored: {kind} and has no {name}")
+    trainer = trainer.model_copy(update=usual)
+    if trainer.schedule == "wsd" and trainer.warmup + trainer.decay > 1:
+        raise UserError(
+            f"--trainer.decay {trainer.decay:g}: with a warm-up over {trainer.warmup:g} of the steps it can be at most"
+            f" {1 - trainer.warmup:g}"
+        )
+    return trainer
 
 
 @lru_cache
@@ -438,14 +392,14 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         first = error.errors()[0]
         # For a union, pydantic appends each member to the field's name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
-        field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields.get(where[-1])
-        meaning = f" ({field.description})" if field is not None and field.description else ""
+        field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields[where[-1]]
+        meaning = f" ({' '.join(field.description.split())})" if field.description else ""
         raise UserError(f"--{'.'.join(where)} {first['input']!r}: {why_wrong(first['msg'])}{meaning}") from None
 
 
 def _all_options(task: str, opt: str) -> list[str]:
     return [
-        *(f"--{name}" for name in sorted(_TOP)),
+        *(f"--{name}" for name in ("task", "opt", *_TOP)),
         *(f"--task.{name}" for name in task_options(TASKS[task])),
         *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], {})),
         *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
@@ -458,6 +412,9 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     for group, options in (("task", "task_options"), ("opt", "opt_options"), ("trainer", "trainer")):
         settings |= {f"{group}.{name}": value for name, value in stored[options].items()}
     return settings
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
 
 
 def decided(config: RunConfig) -> RunConfig:
@@ -473,21 +430,18 @@ def decided(config: RunConfig) -> RunConfig:
 
 
 def on_device(config: RunConfig) -> RunConfig:
-    """The configuration with `device: auto` resolved.
-
-    Raises:
-        UserError: the device does not exist.
-    """
+    """The configuration with `device: auto` resolved; UserError if the machine has too few such devices."""
     config = decided(config)
     if config.device == "cpu":
         return config
     with doing("importing torch"):
         import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there[config.device]:
+    devices = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[config.device]
+    if not devices:
         raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
-    count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()
-    if config.trainer.devices > count:
-        raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")
+    if config.trainer.devices > devices:
+        raise UserError(
+            f"--trainer.devices {config.trainer.devices}: this machine has {devices} {config.device} devices"
+        )
     return config

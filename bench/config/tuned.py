@@ -13,6 +13,7 @@ from bench.text import located, why_wrong
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
+_Setting = _Value | list[_Value]
 _Name = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -28,36 +29,26 @@ Sources = Mapping[tuple[str, str], TunedBy]
 
 
 def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
-    """The file with the tuned settings of a task and optimizer.
-
-    Files that `bench tune` wrote to `tuned` in this folder take precedence over shipped ones, unless `shipped`.
-
-    Raises:
-        UserError: nothing was tuned for them.
-    """
+    """The file with tuned settings: in `tuned` of this folder (unless `shipped`), else a shipped one."""
     places = [*[Path("tuned")] * (not shipped), configs_folder() / "tuned"]
     for folder in places:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
             return path
-    there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
+    known = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
     todo = "give its values instead" if shipped else f"`bench tune --task {task} --opt {opt}` does it"
-    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'}; {todo}")
+    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(known) or 'nothing yet'}; {todo}")
 
 
 class Provenance(BaseModel):
-    """The provenance of tuned settings, as far as the suite uses it.
+    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided.
 
-    Attributes:
-        study: the study that found them.
-        settings, versions: of its runs.
-        split: on which its trials were compared; None if unknown. Earlier versions wrote `select_split`.
-        seeds: of its trials in words (`seeds_in_words`). Earlier versions wrote `tuning_seeds`.
+    Earlier versions wrote `select_split` and `tuning_seeds`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     study: str | None = None
-    settings: dict[str, _Value | list[_Value]] = {}
+    settings: dict[str, _Setting] = {}
     versions: dict[str, int | str] = {}
     split: Annotated[_Name | None, Field(validation_alias=AliasChoices("split", "select_split"))] = None
     seeds: Annotated[str, Field(validation_alias=AliasChoices("seeds", "tuning_seeds"))] = ""
@@ -69,18 +60,12 @@ class Tuned(BaseModel):
     provenance: Provenance | None = None
 
 
-_SETTINGS = TypeAdapter(
-    dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]], config=ConfigDict(strict=True)
-)
+_SETTINGS = TypeAdapter(dict[str, _Setting | dict[str, _Setting]], config=ConfigDict(strict=True))
 """The rest of such a file: settings, dotted or nested."""
 
 
 def read_tuned(path: Path) -> Provenance:
-    """The provenance of a file of tuned settings, after validation of the file.
-
-    Raises:
-        UserError: it is invalid.
-    """
+    """The provenance of a file of tuned settings, after validation of the file (UserError)."""
     content = read_yaml(path)
     try:
         _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
@@ -94,11 +79,7 @@ def read_tuned(path: Path) -> Provenance:
 
 
 def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned hyperparameters of a task and optimizer; see `tuned_file`.
-
-    Raises:
-        UserError: nothing was tuned for them, or the file is damaged.
-    """
+    """The tuned hyperparameters of a task and optimizer, from their `tuned_file`."""
     path = tuned_file(task, opt, shipped=shipped)
     read_tuned(path)
     return {name: value for name, value in flatten_yaml(path).items() if name.startswith("opt.")}

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,66 +19,45 @@ FOLDERS = {"data": "data", "store": "runs"}
 """Default folders of data and runs, if neither `--data` and `--store` nor their variables are set."""
 
 
-def refuse_too_many(asked: str, runs: int) -> None:
-    """Refuse more runs than a command may train, before their configurations are built.
-
-    Args:
-        asked: the option that requests them, as the user typed it.
-        runs: a lower bound of their number.
-
-    Raises:
-        UserError: there are too many.
-    """
+def refuse_too_many(what: str, runs: int) -> None:
+    """Refuse more runs (`runs` is a lower bound) than `what`, an option as typed, may ask for (UserError)."""
     if runs > MOST_RUNS:
         number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
         raise UserError(
-            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
+            f"{what}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
         )
 
 
 def parts(text: object) -> list[str]:
-    """The parts of `A,B`; `A,` has one. A list, as in a YAML file, has its items.
-
-    Raises:
-        UserError: a part between two others is empty.
-    """
+    """The parts of `A,B`, or of a list; `A,` has one. UserError if a part between two others is empty."""
     if isinstance(text, list):
         return list(map(str, text))
-    found = [part.strip() for part in str(text).strip(", \t").split(",")]
-    if len(found) > 1 and not all(found):
+    words = [part.strip() for part in str(text).strip(", \t").split(",")]
+    if len(words) > 1 and not all(words):
         raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
-    return [part for part in found if part]
+    return [word for word in words if word]
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
     """Seeds from a count (`32` is 0 to 31), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
 
-    Args:
-        text: the count, the list or the range.
-        option: the option it was given for.
-        example: a count, for the message.
-
-    Raises:
-        UserError: the text is none of these, there are too many seeds, or one is too large.
+    UserError, with the option and an `example` of a count, if it is none of these, or has too many or large seeds.
     """
     ranges: list[range] = []
-    try:
-        for part in parts(text):
-            low, colon, high = part.partition(":")
-            ranges.append(range(int(low), int(high) if colon else int(low) + 1))
-    except ValueError:
-        ranges = []
-    if len(ranges) == 1 and "," not in text and ":" not in text:
+    with suppress(ValueError):
+        ends = [part.partition(":") for part in parts(text)]
+        ranges = [range(int(low), int(high) if colon else int(low) + 1) for low, colon, high in ends]
+    if ranges and counts_seeds(text):
         ranges = [range(ranges[0].start)]
-    refuse_too_many(f"{option} {text}", sum(max(0, each.stop - each.start) for each in ranges))
-    seeds = [seed for each in ranges for seed in each]
+    refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
+    seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
     if not seeds or min(seeds) < 0 or not all(ranges):
         raise UserError(
             f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
         )
     if max(seeds) > MOST_SEED:
         raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
-    return list(dict.fromkeys(seeds))
+    return seeds
 
 
 def counts_seeds(text: str) -> bool:
@@ -96,11 +76,7 @@ def typed(value: float) -> float:
 
 
 def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched on a log scale.
-
-    Raises:
-        ValueError: they are not numbers with 0 < low < high, or they are outside 1e-100 to 1e100.
-    """
+    """The ends of a range that is searched on a log scale; ValueError without 1e-100 <= low < high <= 1e100."""
     ends = float(low), float(high)
     if not 1e-100 <= ends[0] < ends[1] <= 1e100:
         raise ValueError
@@ -108,21 +84,15 @@ def ends_of_range(low: str, high: str) -> tuple[float, float]:
 
 
 def read_grid(key: str, raw: str) -> list[float]:
-    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
-
-    Raises:
-        UserError: the text is invalid.
-    """
+    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine (UserError)."""
     try:
         low, high, *points = raw.split(":")
         ends, (count,) = ends_of_range(low, high), map(int, points or [DEFAULT_POINTS])
-        if count < 2:
-            raise ValueError
     except (ValueError, TypeError):
-        raise UserError(
-            f"--{key} {raw}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points, such as"
-            " 1e-3:1e1:16"
-        ) from None
+        ends, count = (0.0, 0.0), 0
+    if count < 2:
+        rule = "LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
+        raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
     refuse_too_many(f"--{key} {raw}", count)
     return log_grid(*ends, count)
 
@@ -136,11 +106,7 @@ class Budget:
     seconds: float | None = None
 
     def refuse_beyond(self, runs: int) -> None:
-        """Refuse more runs than the budget.
-
-        Raises:
-            UserError: so many runs exceed it.
-        """
+        """Refuse more runs than the budget (UserError)."""
         if self.runs is not None and runs > self.runs:
             raise UserError(f"--budget {self.text}: {runs} runs are to be trained; ask for fewer, or raise it")
 
@@ -149,28 +115,19 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`).
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
-    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
+    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`); ValueError for another text."""
+    if (match := re.fullmatch(r"(\d+) ?runs?", text.strip())) and int(match[1]):
         return Budget(text, runs=int(match[1]))
-    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
-        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
+    if match and 0 < (seconds := float(match[1]) * _UNITS[match[2]]) < 1e9:
+        return Budget(text, seconds=seconds)
     raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
 
 
 def place(name: str, given: str | None = None) -> Path:
-    """The folder that `--data` or `--store` names, else its environment variable, else the default.
-
-    Raises:
-        UserError: the name is empty, which would mean the current folder; or the store is a file.
-    """
-    text, variable = given, f"BENCH_{name.upper()}"
-    if text is None:
-        text = os.environ.get(variable, FOLDERS[name])
+    """The folder that `--data` or `--store` names, else its environment variable, else the default (UserError)."""
+    variable = f"BENCH_{name.upper()}"
+    text = os.environ.get(variable, FOLDERS[name]) if given is None else given
     is_file = name == "store" and is_no_folder(Path(text))
     if is_file or not text.strip():
         why = "it is a file, not a folder" if is_file else "it must name a folder or file"
@@ -194,8 +151,8 @@ def reference_folder() -> Path | None:
     `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
     """
     named = os.environ.get("BENCH_REFERENCE")
-    found = Path(named) if named else _shipped("reference", "results/reference/runs") if named is None else None
-    return found if found is not None and found.is_dir() else None
+    folder = Path(named or "") if named is not None else _shipped("reference", "results/reference/runs")
+    return folder if named != "" and folder.is_dir() else None
 
 
 def configs_folder() -> Path:
@@ -216,11 +173,7 @@ def suites() -> dict[str, Path]:
 
 
 def suite_file(name: str) -> Path:
-    """The file of a shipped suite, or a file of this path.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """The file of a shipped suite, or a file of this path (UserError)."""
     path = suites().get(name, Path(name))
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise unknown("suite", name, suites())

@@ -29,6 +29,7 @@ from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
 from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
+from optimizers.plugins import adopt, packed
 
 REPORT_SECONDS = 0.5
 """Seconds between reports of progress. Ours."""
@@ -59,11 +60,13 @@ def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
     rows = [[{"id": config.run_id, "settings": settings_of(as_stored(config))} for config in row] for row in configs]
     places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
     common = {"rows": rows, "places": places, "folder": str(Path.cwd()), "mode": first.task_spec.mode}
+    common["session"] = packed()
     return json.dumps(common | more)
 
 
 def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[RunConfig]]:
     """The rows of runs in a job; UserError if the code of a task or an optimizer differs from the command's."""
+    adopt(job["session"])
     with suppress(OSError):  # names of plug-ins may be relative
         os.chdir(job["folder"])
     rows = [[on_device(resolve(run["settings"] | places, recorded=True)) for run in row] for row in job["rows"]]
