@@ -269,17 +269,7 @@ def test_workers_stay_for_the_next_runs(cli, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--trials 0", "--trials 0: at least one setting is needed"),
-        ("--seeds 0", "--seeds 0: write how many"),
-        (
-            "--seeds 0,1 --report_seeds 2",
-            "--seeds and --report_seeds share 0, 1: the seeds that choose a winner give optimistic scores",
-        ),
         ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` tunes several"),
-        ("--opt.lr 0.1", "is left to tune"),
-        ("--opt.lrr 1:2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--sampler gird", "unknown sampler 'gird'; did you mean 'grid'?"),
-        ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
         ("--engine lanes --trainer.max_seconds 9", "--engine lanes: --trainer.max_seconds 9: lanes share the time"),
         ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
         ("--seeds 50000", "9 trials of 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),

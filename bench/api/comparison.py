@@ -99,7 +99,7 @@ def compare(request: Request, out: Path | None, command: Sequence[str] | None) -
     for spec in {study.spec.opt: study.spec for studies in todo for study in studies}.values():
         if spec.opt in request.opts:
             _check(spec, request)
-    for contest in contests if request.progress else ():
+    for contest in contests:
         note(contest.title)
     results = train(todo, crew, request.effort, progress=request.progress)
     with doing("writing settings, table and plots"):
@@ -142,7 +142,9 @@ def _contest(request: Request, task: str) -> Suite:
     common = {name: value for name, value in common.items() if name not in of_opts}
 
     def suite_of(names: Sequence[str], tune: Tune, title: str = "") -> Suite:
-        optimizers = {name: {**(of_opts if name in opts else {}), **by_opt[name]} for name in names}
+        optimizers: dict[str, dict[str, Any] | None] = {
+            name: {**(of_opts if name in opts else {}), **by_opt[name]} for name in names
+        }
         return Suite(title=title, tasks={task: {}}, optimizers=optimizers, settings=common, tune=tune, seeds=fresh)
 
     size = suite_of(opts[:1], Tune()).specs(request.places)[0].settings["trainer.batch_size"]
@@ -212,7 +214,7 @@ def _check(spec: "StudySpec", request: Request) -> None:
         with doing(f"checking {spec.opt}"):
             (report,) = reports([request_of(spec.opt, options=options)])
         write_verdict(request.places["store"], report)
-    note(f"{report.name}: {report.headline()}" if request.progress else None)
+    note(f"{report.name}: {report.headline()}")
     wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].group == "changes results"]
     if wrong:
         command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]

@@ -44,7 +44,13 @@ def configurations(
         seed = words["seed"]
         raise UserError(f"--seed {seed}: a sweep has several; write --seeds {seed},... or --seeds COUNT")
     common, by_opt = by_optimizer(words, names)
-    grids = [(name, _axes(task, name, common | by_opt[name], tuned=tuned)) for name in names]
+    options = {n: all_optimizer_options(OPTIMIZERS[n], hyperparameters_of(common | by_opt[n])) for n in names}
+    for key in sorted(hyperparameters_of(common)):
+        having = [name for name in names if key in options[name]]
+        if having and len(having) < len(names):  # `resolve` refuses what none has, with the nearest name
+            why = f"not all of {', '.join(names)} have such an option"
+            raise UserError(f"--opt.{key}: {why}; write --opt.{having[0]}.{key} for {having[0]} alone")
+    grids = [(name, _axes(task, name, common | by_opt[name], options[name], tuned=tuned)) for name in names]
     varied = {key: 0 for _, axes in grids for key, values in axes.items() if len(values) > 1}
     refuse_too_many("this sweep", len(seeds) * sum(math.prod(map(len, axes.values())) for _, axes in grids))
     first = [
@@ -59,9 +65,10 @@ def configurations(
     return list({config.run_id: config for config in configs}.values()), list(varied)
 
 
-def _axes(task: str, opt: str, settings: Mapping[str, Any], *, tuned: bool) -> dict[str, list[Any]]:
+def _axes(
+    task: str, opt: str, settings: Mapping[str, Any], options: Mapping[str, Option], *, tuned: bool
+) -> dict[str, list[Any]]:
     """The values of each setting of an optimizer; a range of its own if no hyperparameter has several."""
-    options = all_optimizer_options(OPTIMIZERS[opt], hyperparameters_of(settings))
     axes = {key: values_of(key, value, task, options) for key, value in settings.items()}
     key, span = next(iter(OPTIMIZERS[opt].search.items()), ("", None))
     fixed = tuned_settings(task, opt) if tuned and task else {}
@@ -83,7 +90,7 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
         if title and group == "opt":
             by_opt[titles[title]][f"opt.{rest.removeprefix(f'{title}.')}"] = value
         elif group == "opt" and dot and first not in RESERVED:
-            raise unknown("optimizer or role of --opt", rest.rpartition(".")[0], [*names, *RESERVED])
+            raise unknown("optimizer or role of --opt", rest.rpartition(".")[0], [*names, *sorted(RESERVED)])
         else:
             common[key] = value
     return common, by_opt

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 
-def tuned_yaml(result: StudyResult) -> str:
-    """The winner's settings with their provenance, as `configs/tuned/TASK/OPT.yaml`; `UserError` without a winner."""
+def write(folder: Path, result: StudyResult) -> Path:
+    """Write the winner's settings with their provenance to `TASK/OPT.yaml`; `UserError` without a winner."""
     import yaml
 
     if result.best is None:
         raise UserError(f"study {result.study.name}: no trial has a score, so there is nothing to write")
-    spec, run = result.spec, result.best.runs[0]
+    spec, run, path = result.spec, result.best.runs[0], tuned_path(folder, result.spec)
     # Defaults are written too: later changes of them must not change tuned settings.
     options = run.config["opt_options"].items()
     values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
@@ -46,7 +46,11 @@ def tuned_yaml(result: StudyResult) -> str:
     }
     chosen = {name: value for name, value in settings.items() if name in spec.chosen and name != "device"}
     content = {"task": spec.task, "opt": {"name": spec.opt} | values} | chosen | {"provenance": provenance}
-    return yaml.safe_dump(plain(content), sort_keys=False, width=120)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(yaml.safe_dump(plain(content), sort_keys=False, width=120), "utf-8")
+    return path
 
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
@@ -59,16 +63,6 @@ def use_line(folder: Path, spec: StudySpec) -> str:
     words = ["bench", "fit", "--config", str(tuned_path(folder, spec))]
     words += ["--device", spec.settings["device"]] if "device" in spec.chosen else []
     return shlex.join(words + ["--seed", str(max(spec.seeds) + 1)] * (0 in spec.seeds))
-
-
-def write(folder: Path, result: StudyResult) -> Path:
-    """Write `TASK/OPT.yaml`; `UserError` without a winner."""
-    content, path = tuned_yaml(result), tuned_path(folder, result.spec)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(content, "utf-8")
-    return path
 
 
 def remember(result: StudyResult) -> None:
