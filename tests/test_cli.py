@@ -675,8 +675,8 @@ def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrup
         ("fit --task synthetic --opt gd --store \udcff", {}, "--store '\\udcff': it is not text in UTF-8; rename it"),
         ("sweep --task synthetic --opt gd --workers 99999999 --dry-run", {}, "--workers 99999999: write how many"),
         ("leaderboard -o x.unknown", {}, "-o x.unknown: .unknown names no format; use .md, "),
-        ("leaderboard --store runs -o /", {}, "cannot write /: it is a folder"),
-        ("sql select\t1 --store runs -o /", {}, "cannot write /: it is a folder"),
+        ("leaderboard --store runs -o /", {}, "-o /: it is a folder; name a file"),
+        ("sql select\t1 --store runs -o /", {}, "-o /: it is a folder; name a file"),
         ("merge /nonexistent X", {}, "there is no store /nonexistent"),
     ],
 )
