@@ -80,6 +80,8 @@ def existing_stores(folders: Sequence[Path]) -> list[Path]:
 
 def format_of(out: Path, formats: Container[str]) -> str:
     """The format of a file of tables, by its ending."""
+    if out.is_dir():
+        raise UserError(f"-o {out}: it is a folder; name a file")
     ending = out.suffix.lower()
     if ending in ("", ".txt") or (out.exists() and not out.is_file()):
         return "table"

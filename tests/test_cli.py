@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from bench.cli.commands import COMMANDS, options_of
-from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
 from bench.papers.experiments import experiments
@@ -76,18 +75,6 @@ def test_a_reader_that_leaves_early_is_no_error():
 # -- help and lists -------------------------------------------------------------------------------------------------
 
 
-def test_help_of_an_optimizer_lists_its_options(cli):
-    out = cli("fit", "--opt", "sngd", "--help").out
-    for name, meaning, default in [
-        ("lr", "length of the step", "0.01"),
-        ("max_step", r"cap on lr / \|\|g\|\|", "inf"),
-        ("momentum", r"in \[0, 1\]", "0.0"),
-        ("weight_decay", "decoupled", "0.0"),
-    ]:
-        assert re.search(rf"--opt\.{name} .*{meaning}.*default {default}\)", out), name
-    assert "--opt.f_star" not in out
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_show_tells_an_optimizers_formula_paper_options_and_search_space(cli, name):
     out, spec = cli("show", name).out, OPTIMIZERS[name]
@@ -131,22 +118,6 @@ def test_show_defines_a_tasks_measurements(cli):
     assert dm1["train_error, test_error"] == "share of sequences on the wrong side of 0"
     assert "attn_score" not in planted  # which only the other task has
     assert rows(cli("show", "synthetic_joint").out, "measured")["norm_W"] == "||W||_F"  # inherited
-
-
-def test_definitions_are_inherited_and_added_to(tmp_path, monkeypatch):
-    (tmp_path / "pkg_of_tasks").mkdir()
-    method = '    def measure_at(self):\n        """Measure.\n\n        Keys:\n            {}\n        """\n'
-    files = {
-        "__init__": "",
-        "above": "import abc\nfrom abc import ABC\nclass Above(abc.ABC, ABC):\n"
-        + method.format("a, b: two\n                lines.\n            c: old."),
-        "below": "from pkg_of_tasks.above import Above as Base\nclass Middle(Base):\n    pass\nclass Below(Middle):\n"
-        + method.format("c: new (x: y)."),
-    }
-    for name, source in files.items():
-        (tmp_path / "pkg_of_tasks" / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert _keys("pkg_of_tasks.below", "Below") == {"a": "two lines", "b": "two lines", "c": "new (x: y)"}
 
 
 def test_show_prints_the_file_of_an_experiment(cli):
@@ -438,13 +409,6 @@ def test_a_wrong_request(cli, words, message):
     assert message in fails(cli, *words.split())
 
 
-def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("import torch\nclass Mine(torch.optim.Optimizer):\n    def __init__(self, lr=1e-3): pass\n")
-    told = fails(cli, "fit", "--task", "synthetic", "--opt", f"{path}:Mine")
-    assert "the first argument of __init__ after self is lr=0.001; put params first" in told
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -711,8 +675,8 @@ def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrup
         ("fit --task synthetic --opt gd --store \udcff", {}, "--store '\\udcff': it is not text in UTF-8; rename it"),
         ("sweep --task synthetic --opt gd --workers 99999999 --dry-run", {}, "--workers 99999999: write how many"),
         ("leaderboard -o x.unknown", {}, "-o x.unknown: .unknown names no format; use .md, "),
-        ("leaderboard --store runs -o /", {}, "cannot write /: it is a folder"),
-        ("sql select\t1 --store runs -o /", {}, "cannot write /: it is a folder"),
+        ("leaderboard --store runs -o /", {}, "-o /: it is a folder; name a file"),
+        ("sql select\t1 --store runs -o /", {}, "-o /: it is a folder; name a file"),
         ("merge /nonexistent X", {}, "there is no store /nonexistent"),
     ],
 )

@@ -74,7 +74,7 @@ def _documented(function: Callable[..., Any], signature: inspect.Signature) -> s
     """The docstring, with the meaning of shared parameters at the end of its section `Args:`."""
     head, mark, tail = (inspect.getdoc(function) or "").partition("\n\nRaises:")
     kinds = {"which" if kind.annotation is Which else name: name for name, kind in signature.parameters.items()}
-    lines = [f"    {kinds[key]}: {text}" for key, text in MEANINGS.items() if key in kinds]
+    lines = [f"    {kinds[key]}: {text}" for key, text in MEANINGS.items() if key in kinds and key != "command"]
     lines = [line for line in lines if f"\n{line.partition(': ')[0]}: " not in head]
     if lines and "\n\nArgs:\n" not in head:
         lines = ["\nArgs:", *lines]
@@ -93,7 +93,7 @@ def _check(name: str, value: Any, kind: Any) -> None:
     Raises:
         UserError: it is one.
     """
-    for text in value if isinstance(value, list) else [value]:
+    for text in value if isinstance(value, list) and name != "command" else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
         if isinstance(text, str | Path) and _surrogate.search(str(text)):

@@ -13,8 +13,7 @@ from cyclopts import exceptions as wrong
 
 from bench import api, near
 from bench.api.calls import meaning
-from bench.config.values import experiments
-from bench.errors import UserError, check_known, unknown
+from bench.errors import UserError, unknown
 
 HEADINGS = {
     "train": ("quickstart", "fit", "sweep"),
@@ -47,7 +46,6 @@ class Call(NamedTuple):
 
     def run(self) -> Any:
         """The result."""
-        _check_names(self)
         return COMMANDS[self.name](*self.positional, **self.keywords)
 
 
@@ -169,29 +167,6 @@ def _split(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, Any], 
         else:
             raise UserError(f"--{key} needs a value: --{key} VALUE")
     return [*plain, *["--"] * bool(free), *free], settings, json
-
-
-def _check_names(call: Call) -> None:
-    """Refuse unknown names of what is to be trained, before slow imports.
-
-    Raises:
-        UserError: a task, an optimizer or an experiment does not exist.
-    """
-    from bench.config.values import parts
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
-
-    if "trainer" not in GROUPS.get(call.name, ()):
-        return
-    kinds = {"task": ("task", TASKS), "opt": ("optimizer", OPTIMIZERS), "against": ("optimizer", OPTIMIZERS)}
-    for key, (kind, registry) in kinds.items():
-        value = call.keywords.get(key)
-        if isinstance(value, list):
-            check_known(kind, [part for word in value for part in parts(word)], registry)
-        elif value and "," not in value:  # which has a message of its own
-            check_known(kind, [value], registry)
-    if call.name == "reproduce" and not call.keywords.get("claims"):
-        check_known("experiment", filter(None, call.positional), experiments())
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
