@@ -534,13 +534,12 @@ def report(
 @documented
 def plot(
     chart: Annotated[
-        Literal["forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"],
+        Literal["forest", "curves", "sensitivity", "profile", "attention"],
         option(
             "forest: effect of each optimizer against the reference, with interval and verdict; curves: training"
             " loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched"
-            " settings; profile: share of runs that have reached the target against the budget; steps: step sizes"
-            " before and after their cap; budget: expected best of k trials; attention, stability: measurements of"
-            " runs with --trainer.observe."
+            " settings; profile: share of runs that have reached the target against the budget; attention:"
+            " measurements of runs with --trainer.observe."
         ),
     ] = "forest",
     *,

@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING
 from bench.api.boards import Chosen
 from bench.errors import UserError, check_known
 from bench.output import Answer, check_output, remark, write
+from bench.text import cell
 
 if TYPE_CHECKING:
     import altair as alt
 
 
 def report(choose: Callable[[], Chosen], out: Path) -> Answer:
-    """Write the page.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the page."""
     from bench.plots.report import page, stores_in_words
 
-    if out.suffix.lower() not in (".html", ".htm"):
+    if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
         raise UserError(f"-o {out}: the report is a page; name a file that ends in .html")
-    if out.is_dir():
-        raise UserError(f"-o {out}: it is a folder; name a file, such as -o {out / 'report.html'}")
     if not out.exists():
         check_output(out.parent)  # fail before the boards are made
     chosen = choose()
@@ -38,18 +33,13 @@ def report(choose: Callable[[], Chosen], out: Path) -> Answer:
 def plot(
     choose: Callable[[], Chosen], chart: str, out: Path | None, y: str | None, x: str | None, *, caption: bool
 ) -> "alt.TopLevelMixin | Answer":
-    """Draw a chart into a file, or return it for Altair.
-
-    Raises:
-        UserError: there is nothing to draw, or an axis cannot be chosen.
-    """
-    from bench.plots.charts import CHARTS, curves, nothing_to_draw
+    """Draw a chart into a file, or return it for Altair."""
+    from bench.boards.collect import NO_ROWS
+    from bench.plots.charts import CHARTS, curves
     from bench.plots.curves import X_AXES
     from bench.plots.theme import check_ending
 
     check_known("chart", [str(chart)], CHARTS)
-    if not isinstance(y, str | None):
-        raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
     for name, value in (("y", y), ("x", x)):
         if value is not None and chart != "curves":
             raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
@@ -57,19 +47,19 @@ def plot(
     if out is not None:
         check_ending(out)
     chosen = choose()
-    figure = curves(chosen.entries, y or "loss", x or "steps") if chart == "curves" else CHARTS[chart](chosen.entries)
+    drawn = chosen.entries
+    figure = curves(drawn, str(y or "loss"), x or "steps") if chart == "curves" else CHARTS[chart](drawn)
     code = chosen.warn()
     if not figure.drawn:
-        raise nothing_to_draw(figure)
+        why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
+        raise UserError(f"nothing to draw: {why or NO_ROWS}")
     if not caption:
-        alone = [replace(panel, title="") for panel in figure.drawn]
-        figure = replace(figure, panels=alone if len(alone) == 1 else figure.panels, caption="")
+        panels = [replace(panel, title="") for panel in figure.drawn] if len(figure.drawn) == 1 else figure.panels
+        figure = replace(figure, panels=panels, caption="")
     if out is None:
-        from bench.api.figures import altair_chart
-
-        return altair_chart(figure.spec())
+        return figure.altair()
     write(out, figure.picture(out.suffix))
     for panel in (panel for panel in figure.panels if not panel.lines):
         remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
-    panels = [{"title": p.title, "drawn": bool(p.lines), "note": "\n".join(p.notes)} for p in figure.panels]
-    return Answer({"out": out, "panels": panels, **chosen.left_out}, [], code)
+    rows = [{"title": p.title, "drawn": bool(p.lines), "note": "\n".join(p.notes)} for p in figure.panels]
+    return Answer({"out": out, "panels": rows, **chosen.left_out}, [], code)
