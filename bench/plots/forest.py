@@ -71,10 +71,7 @@ def _panel(collected: Collected, problem: Problem) -> Effects:
             lines.append(Line(entry.name, np.array([effect.mean]), np.zeros(1), *bar, about=about))
             seeds.append(compared.n)
         elif isinstance(compared, Comparison):
-            lost = (
-                f"{compared.lost[0]} of its and {compared.lost[1]} of the reference's {compared.n} runs have no value"
-            )
-            left_out.append(f"{entry.name}: {compared.words}; there is no median, since {lost}")
+            left_out.append(f"{entry.name}: {compared.words}; too many runs have no value for a median")
         elif compared is not None:
             left_out.append(f"{entry.name}: {compared}")
     if not lines:
