@@ -334,7 +334,7 @@ def test_numbers_may_be_words(test):
         ("reaches", {"arms": ["a", "A1"]}, "unknown arm 'A1'; did you mean 'a'?"),
         ("slope", {"y": "los"}, "unknown column 'los'; did you mean 'loss'?"),
         ("trend", {"factor": "task.h"}, "unknown setting of a 'task.h'; did you mean 'task.H'?"),
-        ("reaches", {"belo": 1}, "unknown argument of reaches 'belo'; did you mean 'below'?"),
+        ("reaches", {"belo": 1}, "reaches: belo=1: unexpected keyword argument"),
         ("lower", {"better": None}, "lower: better=None: it must be a valid list"),
         ("reaches", {"below": math.nan}, "reaches: below=nan: it must be a finite number"),
         ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give exactly one"),

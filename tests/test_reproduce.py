@@ -65,7 +65,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> None:
     full = load(name)
-    versions = [full, full.small(), *(full.at(point) for point in (full.search.points if full.search else []))]
+    versions = [full, full.small(), *(there for _, there in full.at_points())]
     for experiment in versions:
         for _, config in reproduce.jobs(experiment, {"device": "cpu"})[: len(experiment.arms)]:
             check(config)
@@ -78,28 +78,18 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
 
 
 def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
-    early = {
-        "name": "early",
-        "paper": "",
-        "test": "slope",
-        "arms": ["GD", "NGD"],
-        "x": "step",
-        "y": "loss",
-        "scale": "loglog",
-        "at_most": 0,
-        "window": ["0.1 budget", "1 budget"],
-    }
+    early = {"name": "early", "paper": "", "test": "trend", "measure": "loss", "arms": ["GD", "NGD"],
+             "factor": "opt.lr", "direction": "decreases", "at": "0.1 budget"}  # fmt: skip
     rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
     full = load("nobody/tiny")
 
-    def window(version: Experiment) -> list[int]:
-        return version.arguments(version.claims[0])["window"]
+    def at(version: Experiment) -> int:
+        return version.arguments(version.claims[0])["at"]
 
-    assert window(full) == [2, 20]  # the shorter of its arms takes 20 steps
-    assert window(full.small()) == [1, 5]
-    assert window(full.changed({"trainer.max_steps": "40"})) == [4, 40]
-    assert window(full.changed({"trainer.max_steps": "40.0"})) == [4, 40]
-    assert window(full.at({"task.d": 3})) == [2, 20]
+    assert at(full) == 2  # the shorter of its arms takes 20 steps
+    assert at(full.small()) == 1
+    assert at(full.changed({"trainer.max_steps": "40.0"})) == 4
+    assert [at(there) for _, there in full.at_points()] == [2, 2]
 
 
 def test_the_list_has_all_experiments(cli: Any) -> None:
@@ -283,12 +273,12 @@ def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:
 def test_a_search_may_multiply_an_arms_own_setting(folder: Path) -> None:
     rewrite(folder, search=TINY["search"] | {"grid": {"times.opt.lr": [0.1, 2]}})
     full = load("nobody/tiny")
-    assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
+    assert [there.arms["GD"]["opt.lr"] for _, there in full.at_points()] == [0.05, 1.0]
     assert full.arms["GD"]["opt.lr"] == 0.5
     arms = {label: settings | {"opt.lr": "5e-1"} for label, settings in TINY["arms"].items()}  # YAML reads 5e-1 as text
     rewrite(folder, arms=arms, search=TINY["search"] | {"grid": {"times.opt.lr": ["1e-1", 2]}})
     full = load("nobody/tiny")
-    assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
+    assert [there.arms["GD"]["opt.lr"] for _, there in full.at_points()] == [0.05, 1.0]
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

@@ -47,6 +47,11 @@ class Request(NamedTuple):
     points: list[tuple[Settings, Experiment, list[ArmRun]]]
     altered: bool
 
+    @property
+    def every(self) -> list[ArmRun]:
+        """All runs, those of the search last."""
+        return [*self.jobs, *(job for _, _, jobs in self.points for job in jobs)]
+
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     """All runs of an experiment, with these data, store and device; a `UserError` if a setting is illegal."""
@@ -73,11 +78,10 @@ def ask(name: str, places: Settings, version: Version) -> Request:
         changed.rehearse()
         return changed, jobs(changed, places)
 
-    points = full.search.points if version.search and full.search else []
-    altered = {name for name in version.changes if name.removeprefix("trainer.") not in SAME_RESULT}
-    fewer = version.count is not None and version.count < len(full.seeds)
-    experiment, runs = planned(full.small() if version.quick else full)
-    return Request(experiment, runs, [(at, *planned(full.at(at))) for at in points], bool(altered) or fewer)
+    altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
+    altered = altered or (version.count is not None and version.count < len(full.seeds))
+    points = [(at, *planned(there)) for at, there in full.at_points()] if version.search else []
+    return Request(*planned(full.small() if version.quick else full), points, altered)
 
 
 def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction | None:
@@ -94,24 +98,24 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
         UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
     """
     with doing("reading the experiment"):
-        experiment, arm_runs, points, altered = ask(name, places, version)
-        configs = [config for group in (arm_runs, *(runs for _, _, runs in points)) for _, config in group]
+        request = ask(name, places, version)
+        configs, experiment = [config for _, config in request.every], request.experiment
         if any(config.task_spec.family == "theory" for config in configs) and not find_spec("clarabel"):
             raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
     check_output(folder)
     progress = SweepProgress("runs", configs[0].task_spec.mode)
     if results_of(configs, progress, effort, plan=f"experiment {name}") is None:
         return None
-    arms, without = collect(arm_runs)
+    arms, without = collect(request.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
-    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in points])
+    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in request.points])
     findings = corrected(_judged(experiment, arms))
-    result = Reproduction(name, experiment, version, findings, arms, without, region, altered)
+    result = Reproduction(name, experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):
-        drawn = describe(experiment.figure, arms, watermark="quick" if version.quick else "")
-        write_pictures(drawn.spec(live=False), folder / "figure")
+        figure = describe(experiment.figure, arms, "quick version, no evidence" * version.quick)
+        write_pictures(figure.spec(live=False), folder / "figure")
         if region:
             write_pictures(constants_map(region), folder / "map")
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")

@@ -83,14 +83,18 @@ class Reproduction:
     altered: bool = False
 
     @property
+    def small(self) -> bool:
+        """Whether data, steps, model or seeds were reduced, so that no claim is settled."""
+        return bool(self.version.quick or self.altered or self.remarks)
+
+    @property
     def claims(self) -> Iterator[tuple[str, Claim, Finding]]:
-        """The claims: verdict in words, where small or altered runs give none on the paper; claim; finding."""
-        small = bool(self.version.quick or self.altered or self.remarks)
+        """The claims: verdict in words, claim, finding."""
         for claim in self.experiment.claims:
             finding = self.findings[claim.name]
             readings = [reading.verdict for reading in finding.readings.values()]
             region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-            yield said(finding.verdict, readings, region, small=small), claim, finding
+            yield said(finding.verdict, readings, region, small=self.small), claim, finding
 
     @property
     def runs(self) -> list[RunResult]:
@@ -113,11 +117,6 @@ class Reproduction:
         """The environments of the runs, without the width of their blocks."""
         return _distinct({name: x for name, x in run.environment.items() if name != "width"} for run in self.runs)
 
-    @property
-    def versions(self) -> list[dict[str, Any]]:
-        """The versions of packages that the runs had."""
-        return _distinct(run.versions for run in self.runs)
-
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(text) for text in dict.fromkeys(json.dumps(value, sort_keys=True) for value in values)]
@@ -133,7 +132,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "paper": experiment.paper,
             "quick": result.version.quick,
             "changes": dict(result.version.changes),
-            "small_run": bool(result.version.quick or result.altered or result.remarks),
+            "small_run": result.small,
             "undersized": experiment.undersized,
             "seeds": experiment.seeds,
             "seeds_left_out": dict(result.without),
@@ -146,7 +145,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             ],
             "search": [{"at": at, **{name: asdict(f) for name, f in found.items()}} for at, found in result.region],
             "environments": result.machines,
-            "versions": result.versions,
+            "versions": _distinct(run.versions for run in result.runs),
             "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
         }
     )
@@ -186,8 +185,7 @@ def page(result: Reproduction) -> str:
         )
         for label, arm in result.arms.items()
     ]
-    settings = Column("settings", "settings", markup="code")
-    parts += ["## Runs", _markdown(["arm", settings, "seeds", "steps", "ended", "time in all"], rows)]
+    parts += ["## Runs", _table(["arm", _code("settings"), "seeds", "steps", "ended", "time in all"], rows)]
     of_arms = {name for arm in experiment.arms.values() for name in arm}
     shared = {name: value for name, value in experiment.common.items() if name not in of_arms}
     parts += [f"All arms: `{' '.join(as_options(shared))}`."]
@@ -200,7 +198,7 @@ def page(result: Reproduction) -> str:
     for machine in result.machines:
         values = {name: counted(x, name[:-1]) if name in ("cores", "threads") else x for name, x in machine.items()}
         lines.append(f"Machine: {', '.join(str(value) for name, value in values.items() if machine[name])}.")
-    for versions in result.versions:
+    for versions in _distinct(run.versions for run in result.runs):
         lines.append(f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.")
     return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
@@ -212,21 +210,24 @@ def _region(result: Reproduction) -> Iterator[str]:
         (" ".join(as_options(at)), *(findings[name].verdict if name in findings else "no solution" for name in names))
         for at, findings in result.region
     ]
-    yield _markdown([Column("at", "open constants", markup="code"), *names], rows)
+    yield _table([_code("open constants"), *names], rows)
     for k, name in enumerate(names, 1):
         counts = ", ".join(f"{verdict} at {n}" for verdict, n in Counter(row[k] for row in rows).most_common())
-        overall = result.findings[name].verdict
-        yield f"`{name}`: {counts} of {len(rows)} points; {overall} in the experiment itself."
+        yield f"`{name}`: {counts} of {len(rows)} points; {result.findings[name].verdict} in the experiment itself."
 
 
-def _markdown(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
+def _table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(markdown_table(Table.of(columns, rows)))
+
+
+def _code(title: str) -> Column:
+    return Column(title, title, markup="code")
 
 
 def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> str:
     """A table of findings: the verdict, the name of the claim and `what` come first."""
     columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
-    return _markdown(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
+    return _table(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
 
 
 def _effect(finding: Finding) -> str:
