@@ -326,7 +326,6 @@ def _pages(there: Published) -> dict[Path, str]:
     verdicts = shipped.read(PAPERS)
     claims = {
         "claims": "\n".join([*markdown_table(shipped.counts(verdicts)), ""]),
-        "claims-by-experiment": shipped.by_experiment(verdicts, "../results"),
     }
     for name, block in claims.items():
         pages[RESULTS] = _with_block(pages[RESULTS], block, f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->")

@@ -19,12 +19,9 @@ from bench.text import cell
 
 @dataclass(kw_only=True, eq=False)
 class Arm(Group):
-    """One side of a comparison: runs with the same settings, and their tables.
+    """One side of a comparison: runs with the same settings, and the tables of each seed by kind.
 
-    Attributes:
-        label: its name in figures and tables.
-        tables: by seed, the tables of the run by kind: `curve`, `measurements` and `validations`. Columns are as long
-            as the column `step`; NaN stands for a missing value.
+    The kinds are `curve`, `measurements` and `validations`. Columns are as long as `step`; NaN is a missing value.
     """
 
     label: str

@@ -25,12 +25,12 @@ from bench.results.stats import Array
 from bench.text import number, why_wrong
 
 if TYPE_CHECKING:  # pydantic validates the other arguments
-    Results = Arms
+    Runs = Arms
 else:
-    Results = Any
+    Runs = Any
 Names = Annotated[list[str], Field(min_length=1)]
 Level = FiniteFloat | None
-Positive = Annotated[FiniteFloat, Field(gt=0)]
+Factor = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Range = tuple[FiniteFloat, FiniteFloat]
 _LOGS = {"loglog": (1, 1), "semilogy": (0, 1), "stretched": (1, 2), "logarithmic": (2, 1)}
@@ -57,7 +57,7 @@ def judge(test: str, arms: Arms, /, **arguments: Any) -> Finding:
 
 
 def reaches(
-    results: Results, /, *, measure: str, arms: Names, below: Level = None, above: Level = None, at: Level = None
+    results: Runs, /, *, measure: str, arms: Names, below: Level = None, above: Level = None, at: Level = None
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at step `at`, or at the end.
 
@@ -77,13 +77,13 @@ def reaches(
 
 
 def sooner(
-    results: Results,
+    results: Runs,
     /,
     *,
     measure: str,
     fast: Names,
     slow: str,
-    factor: Positive,
+    factor: Factor,
     below: Level = None,
     above: Level = None,
 ) -> Finding:
@@ -127,7 +127,7 @@ def sooner(
 
 
 def slope(
-    results: Results,
+    results: Runs,
     /,
     *,
     arms: Names,
@@ -190,7 +190,7 @@ def slope(
     return together(map(part, chosen(results, arms)))
 
 
-def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
+def lower(results: Runs, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
     `last` is the fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]; None: the
@@ -222,7 +222,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
 
 
 def trend(
-    results: Results,
+    results: Runs,
     /,
     *,
     measure: str,
@@ -259,7 +259,7 @@ def trend(
     return together([within(exponent, low, high, unit, text, limit="holds" if monotone else "undecided")])
 
 
-def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
+def slope_region(results: Runs, /, *, arms: Names, x: str, y: str, between: Range, decades: Factor) -> Finding:
     """The local exponent of y in x (`stats.power_law_decades`) stays in a range over at least this many decades of x.
 
     The interval is that of the longest stretches, one per seed. Arms with fewer than 3 points for a seed, or with a run

@@ -5,28 +5,22 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
 
-from bench.config.run_config import Seed, resolve, tuned_for
-from bench.config.settings import as_stored
+from bench.config.run_config import Seed, tuned_for
 from bench.config.strict_yaml import read_yaml
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
-from bench.papers.arms import Arm, Arms, chosen, series
-from bench.papers.claims import judge
+from bench.papers.arms import Arms
+from bench.papers.claims import CLAIMS, judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
-from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS
 from bench.text import located, why_wrong
 from optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
-DERIVED = {"relative_norm_W": "norm_W"}
-"""Columns computed from a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
@@ -175,7 +169,8 @@ class Experiment(Described):
         shared = self.arguments(claim)
         readings = {_in_words(reading): shared | reading for reading in combinations(claim.readings)}
         known = {words: given for words, given in readings.items() if {*_arms_in(given)} <= {*self.arms}} or readings
-        return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
+        with blaming(f"claim {claim.name}"):
+            return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
 
     def _in_steps(self, claim: Claim) -> Claim:
         """The claim with a fraction of the budget, the smallest number of steps of its arms, as steps."""
@@ -192,35 +187,6 @@ class Experiment(Described):
             raise UserError(f"{at!r} is not a fraction of its arms' trainer.max_steps; write `0.1 budget` for a tenth")
         return claim.model_copy(update={"at": max(1, round(step))})
 
-    def rehearse(self) -> None:
-        """Judge the claims on synthetic results, so that errors come before hours of training."""
-        results = {}
-        for label, settings in self.arms.items():
-            with _blaming(f"arm {label}"):
-                results[label] = _synthetic(label, self.common | settings)
-        for claim in self.claims:
-            with _blaming(f"claim {claim.name}"):
-                self.judge(claim, results)
-        for panel in self.figure.panels:
-            with _blaming(f"panel {panel.title or panel.y}"):
-                for arm in chosen(results, [label for label in panel.arms or results if label in self.arms]):
-                    series(results, arm, panel.x, panel.y)
-
-
-def _synthetic(label: str, settings: Settings) -> Arm:
-    """Two completed runs with all columns that the arm's runs will have."""
-    config, steps = resolve(settings), np.arange(1, 10.0)
-    spec, stored = config.task_spec, as_stored(config)
-    measured = list(filter(None, spec.measures.split(", ")))
-    columns = {
-        "measurements": [*measured, *(name for name, of in DERIVED.items() if of in measured)],
-        "curve": CURVE_FIELDS,
-        "validations": ("train_s", "val_loss", f"val_{spec.metric}"),
-    }
-    tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
-    seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
-    return Arm.of_each(label, ((RunResult(label, stored | seed, "completed", "converged"), tables) for seed in seeds))
-
 
 def _arms_in(arguments: Settings) -> list[str]:
     """The arms that a claim's arguments name."""
@@ -235,7 +201,7 @@ def _in_words(reading: Settings) -> str:
 
 
 @contextmanager
-def _blaming(part: object) -> Iterator[None]:
+def blaming(part: object) -> Iterator[None]:
     """Name the part of the YAML at fault in errors."""
     try:
         yield
@@ -244,17 +210,21 @@ def _blaming(part: object) -> Iterator[None]:
 
 
 def load(name: str) -> Experiment:
-    """The experiment of this name; a `UserError` if there is none, or it cannot be trained, judged or drawn."""
+    """The experiment of this name; a `UserError` if there is none, or it names tests, arms or claims that are not."""
     experiment = read(name)
-    with _blaming(experiments()[name]):
+    with blaming(experiments()[name]):
         names = [claim.name for claim in experiment.claims]
         if len(set(names)) < len(names):
             raise UserError(f"two claims have the name {max(names, key=names.count)!r}; names must differ")
+        for claim in experiment.claims:
+            with blaming(f"claim {claim.name}"):
+                check_known("claim test", [claim.test], CLAIMS)
+                check_known("arm", claim.arms, experiment.arms)
+                experiment.arguments(claim)
         for arms in (experiment.quick.arms, *(panel.arms or [] for panel in experiment.figure.panels)):
             check_known("arm", arms, experiment.arms)
         if experiment.search:
             check_known("claim", experiment.search.claims or [], names)
-        experiment.rehearse()
     return experiment
 
 
@@ -263,7 +233,7 @@ def read(name: str) -> Experiment:
     check_known("experiment", [name], experiments())
     path = experiments()[name]
     content = read_yaml(path)
-    with _blaming(path):
+    with blaming(path):
         if type(seeds := content.get("seeds")) is int:
             refuse_too_many(f"seeds {seeds}", seeds)
             content["seeds"] = list(range(seeds))
@@ -282,7 +252,7 @@ def _with_tuned(label: str, common: Settings, arm: Settings) -> Settings:
         return arm
     arm = {name: value for name, value in arm.items() if name != "tuned"}
     given = common | arm
-    with _blaming(f"arm {label}"):
+    with blaming(f"arm {label}"):
         check_known("optimizer", [str(given.get("opt"))], OPTIMIZERS)
         tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
     return {name: value for name, value in tuned.items() if name not in given} | arm

@@ -13,7 +13,7 @@ from bench.papers.arms import Arm, Arms, chosen, series
 from bench.papers.verdicts import Finding
 from bench.plots import panels
 from bench.plots.means import Points, finite, held, mean_panel
-from bench.plots.panels import WORDS, Figure, titled
+from bench.plots.panels import WORDS, Figure, Line, titled
 from bench.plots.theme import base
 from bench.text import CONVERGED, clean
 
@@ -92,7 +92,10 @@ def _drawn(panel: Panel, arms: Arms, note: str) -> panels.Panel:
     moved = []
     for line in drawn.lines:
         steps, x, _ = series(arms, shown[line.name], panel.x, panel.y)
-        moved.append(line._replace(x=np.interp(line.x, steps, np.nanmean(x, axis=0))))
+        at = np.interp(line.x, steps, np.nanmean(x, axis=0))
+        kept = (at > 0) | (not log_x)
+        ends = [end if end is None else end[kept] for end in (line.low, line.high)]
+        moved.append(Line(line.name, at[kept], line.y[kept], *ends))
     return replace(drawn, x=LABELS.get(panel.x, panel.x), lines=moved, log=panel.log)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
-from bench.papers.experiments import DERIVED, Experiment, Settings, load
+from bench.papers.experiments import Experiment, Settings, blaming, load
 from bench.papers.figures import constants_map, describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
@@ -33,13 +34,9 @@ ArmRun = tuple[str, RunConfig]
 
 
 class Request(NamedTuple):
-    """The runs that a command needs.
+    """The experiment with all changes, its runs seed by seed, and constants, experiment and runs of each point.
 
-    Attributes:
-        experiment: small or whole, with all changes.
-        jobs: its runs, seed by seed, so that the runs before an interruption compare all arms.
-        points: of the search: the constants, the experiment there, and its runs.
-        altered: whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `altered` says whether the command line gave settings that may change results, or fewer seeds than the YAML.
     """
 
     experiment: Experiment
@@ -55,17 +52,16 @@ class Request(NamedTuple):
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     """All runs of an experiment, with these data, store and device; a `UserError` if a setting is illegal."""
-    runs = [
-        (label, decided(resolve(experiment.common | settings | {"seed": seed} | places)))
-        for seed in experiment.seeds
-        for label, settings in experiment.arms.items()
-    ]
+    runs = []
+    for seed, (label, settings) in product(experiment.seeds, experiment.arms.items()):
+        with blaming(f"arm {label}"):
+            runs.append((label, decided(resolve(experiment.common | settings | {"seed": seed} | places))))
     check_all([config for _, config in runs], early=True)
     return runs
 
 
 def ask(name: str, places: Settings, version: Version) -> Request:
-    """The runs of a version of an experiment, after a rehearsal on synthetic results; arguments as for `reproduce`."""
+    """The runs of a version of an experiment; arguments as for `reproduce`."""
     full = load(name)
     if version.search and (full.search is None or version.quick):
         why = "--search has no small version" if version.quick else f"{name} has no open constants to search"
@@ -75,7 +71,6 @@ def ask(name: str, places: Settings, version: Version) -> Request:
 
     def planned(of: Experiment) -> tuple[Experiment, list[ArmRun]]:
         changed = of.changed(version.changes, version.seeds)
-        changed.rehearse()
         return changed, jobs(changed, places)
 
     altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
@@ -154,13 +149,12 @@ def over_points(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> lis
 
 
 def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
-    """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split."""
-    norm = dict(run.facts.get("att_svm") or {}).get("norm")
+    """A run's tables, with `relative_norm_W` (||W|| / ||W_mm||), and its evaluations as the table `validations`."""
+    norm, tables, rows = dict(run.facts.get("att_svm") or {}).get("norm"), store.tables(run.run_id), run.validations
     tables = {
-        kind: table | {name: table[of] / norm for name, of in DERIVED.items() if norm and of in table}
-        for kind, table in store.tables(run.run_id).items()
+        kind: table | ({"relative_norm_W": table["norm_W"] / norm} if norm and "norm_W" in table else {})
+        for kind, table in tables.items()
     }
-    rows = run.validations
     columns = {
         name if name in ("step", "train_s") else f"val_{name}": np.array([row.get(name) for row in rows], float)
         for name in dict.fromkeys(name for row in rows for name in row)

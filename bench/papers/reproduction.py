@@ -16,7 +16,7 @@ from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import cell, counted, duration, listed, plain
+from bench.text import cell, counted, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
@@ -28,14 +28,7 @@ CONSEQUENCE = "So a verdict may be undecided although its interval excludes the 
 
 @dataclass(frozen=True)
 class Version:
-    """The version of an experiment.
-
-    Attributes:
-        quick: the small version.
-        search: with the search over open constants.
-        seeds: number of seeds, the experiment's own first, or which; None: all of its own.
-        changes: settings changed in all arms.
-    """
+    """The version of an experiment: small, with a search, with other seeds (how many, or which), or settings."""
 
     quick: bool = False
     search: bool = False
@@ -62,15 +55,9 @@ class Version:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Results of an experiment.
+    """Results of an experiment: findings by claim and, in `region`, by point of the search; runs by arm.
 
-    Attributes:
-        name, experiment, version: what was run.
-        findings: by claim, with Holm's correction over the claims.
-        arms: the runs, by label.
-        without: seeds that are left out, with the reason.
-        region: the findings by point of the search and claim, with Holm's correction over the points.
-        altered: whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `without` are the seeds that are left out, with the reason; `altered` is as in `Request`.
     """
 
     name: str
@@ -189,9 +176,6 @@ def page(result: Reproduction) -> str:
     of_arms = {name for arm in experiment.arms.values() for name in arm}
     shared = {name: value for name, value in experiment.common.items() if name not in of_arms}
     parts += [f"All arms: `{' '.join(as_options(shared))}`."]
-    if thin := [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]:
-        why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use"
-        parts += [f"{listed(thin)}: {why} these."]
     parts += [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()]
     parts += ["\n".join(f"* {note}" for note in experiment.notes)] * bool(experiment.notes)
     lines = []
@@ -244,12 +228,8 @@ def claim_lines(result: Reproduction, folder: Path) -> list[str]:
         for verdict, claim, finding in result.claims
         for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", finding.text))
     ]
-    notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick
-    notes += [remark.removesuffix(".") for remark in result.remarks]
+    notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick + result.remarks
     notes += [f"seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
-    return [
-        f"{result.name}: {result.experiment.title}",
-        *shown(Table.facts(rows, least=9), "  "),
-        *(f"note: {note}" for note in notes),
-        f"written to {folder}: report.md, figure.png, figure.pdf and claims.json",
-    ]
+    lines = [*shown(Table.facts(rows, least=9), "  "), *(f"note: {note}" for note in notes)]
+    files = f"written to {folder}: report.md, figure.png, figure.pdf and claims.json"
+    return [f"{result.name}: {result.experiment.title}", *lines, files]

@@ -10,10 +10,9 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from bench.errors import UserError, check_known
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
-from bench.results.render import markdown_table
 from bench.results.table import Board, Column, Table
 from bench.store.load import Damaged, read_bytes
-from bench.text import in_markdown, why_wrong
+from bench.text import why_wrong
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
 """Note below the counts."""
@@ -108,20 +107,3 @@ def counts(pages: Sequence[Page]) -> Table:
         for paper in dict.fromkeys(paper for paper, _ in number)
     ]
     return Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in verdicts)], rows)
-
-
-def by_experiment(pages: Sequence[Page], link: str) -> str:
-    """A table in Markdown: a row for each experiment and verdict, with the names of the claims.
-
-    `link` is the path from the table to the folder of the pages, as `../results`.
-    """
-    rows = [
-        (page.experiment, said, names)
-        for page in pages
-        for said in SAID
-        if (names := ", ".join(f"{claim.name}{' (ours)' * claim.ours}" for claim in page.claims if claim.said == said))
-    ]
-    experiment = Column(
-        "experiment", "experiment", markup=lambda name: f"[{in_markdown(name)}]({link}/{name}/report.md)"
-    )
-    return "\n".join([*markdown_table(Table.of([experiment, "verdict", "claims"], rows)), ""])
