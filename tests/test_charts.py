@@ -242,7 +242,7 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
     assert line.y.tolist() == [0.25, 0.75, 0.5]
     assert chart.marks
     assert (chart.x, chart.y, chart.log) == ("opt.lr", "selection accuracy", "x")
-    assert "sgd: 1 of 4 trials have no score, at opt.lr 10" in words(chart)
+    assert "sgd: no score at opt.lr 10" in words(chart)
     assert "2 tuning seeds" in words(chart)
 
 

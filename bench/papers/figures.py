@@ -14,7 +14,7 @@ from bench.papers.verdicts import Finding
 from bench.plots import panels
 from bench.plots.means import Points, finite, held, mean_panel
 from bench.plots.panels import WORDS, Figure, Line, titled
-from bench.plots.theme import base
+from bench.plots.theme import BASE
 from bench.text import CONVERGED, clean
 
 LABELS = WORDS | {
@@ -130,7 +130,7 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
     ]
     nominal = {"type": "nominal", "sort": None}
     verdict = {"field": "verdict", "type": "nominal", "scale": {"domain": [*_COLOURS]}, "legend": {"orient": "top"}}
-    return base() | {
+    return BASE | {
         "data": {"values": rows},
         "mark": {"type": "point", "filled": True, "size": 90},
         "encoding": {

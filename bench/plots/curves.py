@@ -19,8 +19,7 @@ from bench.store.record import RunResult
 from bench.store.tables import Columns
 from bench.text import CONVERGED
 
-EXPLODED = 10
-"""Multiple of the highest initial loss above which a line is cut off. Ours."""
+EXPLODED = 10  # multiple of the highest initial loss above which a line is cut off
 LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 X_AXES = {"steps": STEPS, "epochs": "epochs", "seconds": "seconds of training"}
 EVALUATED = "val_"  # before an evaluated quantity that a table has too: `val_loss`

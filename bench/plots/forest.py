@@ -15,8 +15,7 @@ from bench.plots.theme import GREY, WIDTH, Look
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.text import spanned
 
-_ROW = 20
-"""Pixels of a row."""
+_ROW = 20  # pixels
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from bench.plots.panels import MOST, Line, Panel, axis_limits, thinned
 from bench.results.stats import Array
 from bench.text import spanned
 
-MOST_POINTS = 200  # of a line; more are not visible
-FEW_SEEDS = 3
-"""Number of seeds below which each has a line, and no band is drawn. Ours."""
-SPAN = 10
-"""Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
+MOST_POINTS = 150  # of a line; more are not visible
+FEW_SEEDS = 3  # below it each seed has a line, and no band is drawn
+SPAN = 10  # ratio of largest to smallest value above which an axis is logarithmic
 STEPS = "optimizer steps"
 
 Points = tuple[Array, Array]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bench.plots.theme import FAINT, HEIGHT, WIDTH, Look, base, looks, picture
+from bench.plots.theme import BASE, FAINT, HEIGHT, WIDTH, Look, looks, picture
 from bench.results.stats import Array
 from bench.text import clean
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 """A part of a chart in Vega-Lite."""
-MOST = 1e150
-"""Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis."""
+MOST = 1e150  # largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis
 WORDS = {
     "loss": "training loss",
     "grad_norm": "norm of the gradient",
@@ -39,14 +38,10 @@ _DRAG = "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
 
 
 class Line(NamedTuple):
-    """The numbers of a line.
+    """The points of a line, shape (P,); NaN in y interrupts it. Lines of the same name look the same.
 
-    Attributes:
-        name: legend entry; lines of the same name share colour, dash and marker.
-        x, y: shape (P,); NaN in y interrupts the line.
-        low, high: the ends of its band, shape (P,); infinite ones reach the edge of the panel; None for no band.
-        cross: a point marked with a cross.
-        about: further columns of its rows.
+    `low` and `high` are the ends of its band; infinite ones reach the edge of the panel. `about` has further columns of
+    its rows.
     """
 
     name: str
@@ -54,19 +49,17 @@ class Line(NamedTuple):
     y: Array
     low: Array | None = None
     high: Array | None = None
-    cross: tuple[float, float] | None = None
     about: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with lines.
+    """A pair of axes with lines; without any, the notes say why.
 
     Attributes:
         title: quantity and problem.
         x, y: labels of the axes, with units.
         log: which axes are logarithmic: "", "x", "y" or "xy".
-        lines: in the order of drawing; none if there is nothing to show, and the notes say why.
         notes: meaning of bands, number of seeds, exclusions.
         limits: of the values of lines; None for limits from the data.
         marks: whether each point has a marker.
@@ -120,10 +113,6 @@ class Panel:
             layers += [layer("rule", ends, strokeWidth=2)] * self.marks
         if self.marks:
             layers.append(layer("point", dict(y=y, color=color, shape=shape, opacity=opacity), filled=True, size=34))
-        for line in self.lines:
-            if line.cross is not None:
-                look: Spec = dict(shape="M-1,-1L1,1M-1,1L1,-1", size=90, color=styles[line.name].color, strokeWidth=2)
-                layers.append(layer("point", dict(x=x, y=y), [dict(zip("xy", line.cross, strict=True))], **look))
         if live:
             tip = [{"field": "name"}, number("x", self.x), number("y", self.y)]
             tip += [number("low"), number("high")] * banded
@@ -141,14 +130,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, two a row, with one legend and a caption.
+    """Panels, two a row, with one legend and a caption; those without lines are not drawn.
 
-    Attributes:
-        panels: row by row; those without lines are not drawn.
-        series: all names, drawn or not, in the legend's order, with the optimizer of each.
-        ours: the reader's own optimizers.
-        caption: text below the panels; None for their notes.
-        ordered: the names are levels of one quantity.
+    `series` has all names, drawn or not, in the legend's order, with the optimizer of each; `ours` are the reader's own
+    optimizers. Without a caption, the notes are one. `ordered` names are levels of one quantity.
     """
 
     panels: Sequence[Panel]
@@ -184,7 +169,7 @@ class Figure:
         empty = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no values"}}
         text = caption(panels) if self.caption is None else self.caption
         scales = dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")
-        spec = base() | {"columns": columns, "concat": views or [empty], "resolve": {"scale": scales}}
+        spec = BASE | {"columns": columns, "concat": views or [empty], "resolve": {"scale": scales}}
         spec |= {"title": titled(text, columns * (WIDTH + 50))} if text else {}
         return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live and panels else {})
 
@@ -310,11 +295,9 @@ def _finite(values: Array, low: float = -MOST, high: float = MOST) -> list[float
 
 
 def thinned(x: Array, log: bool, most: int) -> "np.ndarray":
-    """Indices of at most `most` points, even over the axis, or in their order if x is not ascending; both ends stay."""
+    """Indices of at most `most` points of ascending x, even over the axis; both ends stay."""
     if len(x) <= most:
         return np.arange(len(x))
-    if np.any(np.diff(x) < 0):
-        return np.linspace(0, len(x) - 1, most).round().astype(int)
     place = np.log(x) if log else x
     wanted = np.linspace(place[0], place[-1], most)
     return np.unique(np.append(np.searchsorted(place, wanted[:-1]), len(x) - 1))

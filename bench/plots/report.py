@@ -17,7 +17,7 @@ from bench.boards.headline import headlines
 from bench.boards.matrix import matrix, short_names
 from bench.plots.charts import CHARTS
 from bench.plots.curves import curves
-from bench.plots.panels import Figure, Line, isolate, thinned
+from bench.plots.panels import Figure, isolate
 from bench.plots.theme import CONFIG, script_json, vega
 from bench.results.render import heading, is_numeric, telling, template, word_in
 from bench.results.stats import Interval, MedianTime
@@ -34,20 +34,14 @@ KINDS = {
     "attention": "Attention during training, averaged over heads",
 }
 """Titles of each kind of chart."""
-FIRST = ("forest", "curves", "evaluations")
-"""The kinds that are shown without a click."""
-MOST_POINTS = 100
-"""Maximum number of points of a line on the page, whose panels are 300 to 500 pixels wide. Ours."""
+FIRST = ("forest", "curves", "evaluations")  # shown without a click
 
 
 def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
-    Args:
-        collected: the shown entries.
-        runs: number of runs in the stores.
-        stores: in words (`stores_in_words`).
-        damaged: number of unreadable runs and records.
+    `runs` is the number of runs in the stores, `stores` their names (`stores_in_words`), `damaged` the number of
+    unreadable files.
     """
     collected = replace(collected, tables=cache(collected.tables))  # charts and boards use the same runs
     entries, problems = collected.entries, [*collected.problems]
@@ -141,8 +135,7 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
     """The panels of a figure that have lines, in Vega-Lite."""
     for k, panel in enumerate(figure.drawn):
         styles = {name: look for name, look in figure.styles.items() if name in panel.names}
-        small = replace(panel, lines=[_thin(line, "x" in panel.log) for line in panel.lines])
-        spec = small.spec(styles, live=True) | dict(title=None, width="container", params=[isolate(["view"])])
+        spec = panel.spec(styles, live=True) | dict(title=None, width="container", params=[isolate(["view"])])
         label = cell(f"{panel.title}: {panel.y} against {panel.x}")
         yield {
             "key": f"{kind}-{k}",
@@ -151,15 +144,8 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
             "problem": panel.problem,
             "names": panel.names,
             "notes": panel.notes,
-            "data": {"spec": spec, "label": label, "names": panel.names, "rows": small.rows()},
+            "data": {"spec": spec, "label": label, "names": panel.names, "rows": panel.rows()},
         }
-
-
-def _thin(line: Line, log: bool) -> Line:
-    """The line with at most `MOST_POINTS` points."""
-    some = thinned(line.x, log, MOST_POINTS)
-    ends = {name: None if (end := getattr(line, name)) is None else end[some] for name in ("low", "high")}
-    return line._replace(x=line.x[some], y=line.y[some], **ends)
 
 
 def stores_in_words(stores: Stores) -> str:

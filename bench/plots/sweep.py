@@ -34,9 +34,7 @@ def sweep_figure(sweep: "Sensitivity", least: float = 0.0) -> Figure:
         joined = sweep.numeric and curve.joined
         for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
-        if (best := curve.best) is not None and np.isfinite(columns[0][best]):
-            lines[-1] = lines[-1]._replace(cross=(float(x[best]), float(columns[0][best])))
-    about = "lines: median over {} seeds, diverged ones count as worst; bands: middle half of the seeds; crosses: best"
+    about = "lines: median over {} seeds, diverged ones count as worst; bands: middle half of the seeds"
     notes = [about.format(spanned([p.seeds for p in points]))]
     notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
     notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)

@@ -11,8 +11,7 @@ from bench.errors import UserError
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 DPI = 300
-SCREEN = 110
-"""Pixels of a chart per inch in print: 11 pixels of a letter are 7.2 points."""
+SCREEN = 110  # pixels of a chart per inch in print: 11 pixels of a letter are 7.2 points
 
 _COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#222222", "#E69F00", "#56B4E9", "#882255",
@@ -34,13 +33,9 @@ _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross
 _VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#c5d92d")
 """Anchors of the sequence for ordered names, without its end that is invisible on white."""
 GREY = "#888888"
-FAINT = 0.08
-"""Opacity of what a click on the legend has not chosen."""
-
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-"""vl-convert brings the first; the others have the same widths."""
-WIDTH, HEIGHT = 300, 190
-"""Pixels of a panel."""
+FAINT = 0.08  # opacity of what a click on the legend has not chosen
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert brings the first; all have the same widths
+WIDTH, HEIGHT = 300, 190  # pixels of a panel
 CONFIG: dict[str, Any] = {
     "font": FONT,
     "background": "white",
@@ -62,11 +57,7 @@ CONFIG: dict[str, Any] = {
     },
     "concat": {"spacing": 22},
 }  # fmt: skip
-
-
-def base() -> dict[str, Any]:
-    """The beginning of a chart in Vega-Lite."""
-    return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG}
+BASE: dict[str, Any] = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG}
 
 
 class Look(NamedTuple):
@@ -82,12 +73,8 @@ def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = F
     """A look for each name.
 
     A built-in optimizer has its own colour and dash; others take the remaining ones in order. Several settings of an
-    optimizer are shades of its colour with different dashes.
-
-    Args:
-        series: the optimizer of each name, in the order of the legend.
-        ours: the reader's own optimizers: first in the legend, and drawn in strong colours, the first settings solid.
-        ordered: the names are levels of one quantity: colours from a sequence, from dark to light.
+    optimizer are shades of its colour with different dashes. `series` has the optimizer of each name. The reader's own
+    are first, and strong. `ordered` names, levels of one quantity, have colours from dark to light.
     """
     if ordered:
         steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)
@@ -115,11 +102,7 @@ def _look(colour: str, k: int) -> Look:
 
 
 def check_ending(path: Path) -> None:
-    """Refuse an unknown file format.
-
-    Raises:
-        UserError: the name does not end in .png, .svg, .pdf or .html.
-    """
+    """Refuse an unknown file format, with a `UserError`."""
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"-o {path}: the name of a figure must end in .png, .svg, .pdf or .html")
 
