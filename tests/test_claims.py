@@ -74,18 +74,6 @@ def test_reaches(losses, expected):
     assert verdict("reaches", flat("GD", *losses), measure="loss", arms=["GD"], above=0.5) == opposite
 
 
-def test_reaches_has_the_numbers_of_the_worst_arm():
-    result = finding(
-        "reaches", flat("a", 0.1, 0.11, 0.12), flat("b", 0.2, 0.21, 0.22), measure="loss", arms=["a", "b"], below=0.5
-    )
-    expected = t_interval([0.2, 0.21, 0.22])
-    assert (result.verdict, result.unit) == ("holds", "loss")
-    assert (result.effect, result.low, result.high) == pytest.approx((expected.mean, expected.low, expected.high))
-    assert result.text.startswith(
-        "loss of a at the end is 0.11 [0.08516, 0.1348] (3 seeds); loss of b at the end is 0.21"
-    )
-
-
 def test_reaches_uses_the_latest_measurement_before_the_step():
     falling = arm("GD", *(run([0.9, 0.5, 0.1], [0, 100, 200]) for _ in range(2)))
     for at, expected in ((0, 0.9), (99, 0.9), (100, 0.5), (150, 0.5), (200, 0.1), (None, 0.1)):
@@ -315,13 +303,6 @@ def test_no_claim_holds_for_a_run_that_broke_off(test, status):
     tables = [[table] for table in (*whole, cut)]
     broken = changed(PAIR["a"], tables=tables, statuses=["completed", "completed", status])
     assert finding(test, broken, PAIR["b"], **EVERY[test]).verdict != "holds"
-
-
-@pytest.mark.parametrize("test", EVERY)
-def test_numbers_may_be_words(test):
-    """YAML parses 1e-3 as a string."""
-    words = {k: str(v) if isinstance(v, int | float) else v for k, v in EVERY[test].items()}
-    assert finding(test, *PAIR.values(), **words) == finding(test, *PAIR.values(), **EVERY[test])
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ FOUR = FigureSpec.model_validate(
         "panels": [
             {"y": "distance", "log": "xy", "title": "Direction"},
             {"y": "off_optimal", "log": "y"},
-            {"y": "off_optimal", "x": "norm_W", "log": "y"},
             {"y": "loss", "smooth": 5, "arms": ["gd", "ps"]},
         ]
     }
@@ -133,16 +132,10 @@ def test_smoothing_is_a_mean_over_steps() -> None:
     assert line.x.tolist() == [5, 15, 25, 35, 45, 55, 65, 75, 85]
 
 
-def test_another_column_may_be_the_x_axis() -> None:
-    lines = drawn({"gd": arm("GD", 0.01, seeds=1)}, y="off_optimal", x="norm_W", log="y")
-    np.testing.assert_allclose(lines[0].y, 0.8 * np.exp(-lines[0].x))
-
-
 @pytest.mark.parametrize(
     ("panel", "arms", "message"),
     [
         ({"y": "distanse"}, METHODS, "unknown column 'distanse'; did you mean 'distance'"),
-        ({"y": "loss", "x": "norm_W"}, METHODS, "columns norm_W and loss are of different tables"),
         ({"y": "loss", "arms": ["gd", "ngf"]}, METHODS, "unknown arm 'ngf'; did you mean 'ngd'"),
         ({"y": "loss"}, {"a": arm_of("A", [])}, "arm 'a' has no runs"),
         ({"y": "loss"}, {"a": METHODS["gd"], "b": METHODS["gd"]}, "two arms .* have the same label"),

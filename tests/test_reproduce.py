@@ -93,7 +93,7 @@ def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
 
 
 def test_the_list_has_all_experiments(cli: Any) -> None:
-    lines = cli("reproduce", "--list").out.splitlines()
+    lines = cli("list", "experiments").out.splitlines()
     assert [line.split()[0] for line in lines] == list(experiments())
 
 
@@ -222,13 +222,10 @@ def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
         ({"trainer.max_steps": 20}, True),
     ],
 )
-@pytest.mark.parametrize("quick", [False, True])
 def test_settings_that_change_no_result_make_no_small_run(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool, quick: bool
+    folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool
 ) -> None:
-    request = reproduce.ask(
-        "nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(quick, changes=changes)
-    )
+    request = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(changes=changes))
     assert request.altered is altered
 
 
@@ -327,10 +324,10 @@ def test_the_same_command_resumes_an_interrupted_experiment(
     ("words", "message"),
     [
         (("nobody/tny",), "unknown experiment 'nobody/tny'; did you mean 'nobody/tiny'?"),
-        ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
+        ((), "name an experiment: bench reproduce NAME; see `bench list experiments`"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "two"), "--seeds two: write how many"),
-        (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
+        (("nobody/tiny", "--seed", "3"), "--seed: bench reproduce has several seeds; write --seeds 3,5"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --search"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
     ],

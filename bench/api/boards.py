@@ -1,8 +1,7 @@
 """The entries of boards that a call selects, and the boards shown."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,14 +36,11 @@ class Chosen(NamedTuple):
         return {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
 
 
-def requested(
-    folders: Sequence[Path], *, labels: Mapping[str, str], shipped: bool, target: float | None, **choice: Any
-) -> Chosen:
+def requested(folders: Sequence[Path], *, shipped: bool, target: float | None, **choice: Any) -> Chosen:
     """The entries of boards.
 
     Args:
         folders: stores; by default the one of this folder.
-        labels: names of rows, by name of row or optimizer.
         shipped: whether to read the reference results.
         target: value of the metric that counts as reached.
         choice: as for `bench.boards.collect.collect`.
@@ -57,7 +53,6 @@ def requested(
     stores = open_stores(folders, reference=shipped)
     collected = collect(stores, target=target, **choice)
     known = sorted({name for entry in collected.chosen for name in (entry.opt, entry.name)})
-    _label(collected, labels, known)
     reference = choice["reference"]
     if reference is not None and reference not in known:
         raise unknown("optimizer of --reference", reference, known)
@@ -80,26 +75,6 @@ def finite(target: float | str | None) -> float | None:
     if target is not None and (value is None or not math.isfinite(value)):
         raise UserError(f"--target {target}: it is not a finite number")
     return value
-
-
-def _label(collected: "Collected", texts: Mapping[str, str], known: list[str]) -> None:
-    """Rename rows; the label of a row precedes that of its optimizer.
-
-    Raises:
-        UserError: a row is unknown, or two rows of a problem would have the same name.
-    """
-    for name in texts:
-        if name not in known:
-            raise unknown("row of --label", name, known)
-    for entry in collected.chosen:
-        renamed = texts.get(entry.name) or entry.name.replace(entry.opt, texts.get(entry.opt, entry.opt), 1)
-        if collected.reference == entry.name != entry.opt:
-            collected.reference = renamed
-        entry.name = renamed
-    count = Counter((entry.problem.name, entry.name) for entry in collected.chosen)
-    for (problem, name), n in count.items():
-        if n > 1 and name in texts.values():
-            raise UserError(f"--label: {n} rows of {problem} would be called {name!r}; give them different names")
 
 
 def explained(chosen: Chosen, row: str, out: Path | None) -> Answer:

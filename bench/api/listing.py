@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
-from bench.output import Answer, existing_stores, remark, warn_of
+from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
 if TYPE_CHECKING:
+    from bench.store.record import RunResult
     from bench.store.reports import StudyRecord
 
 
@@ -39,7 +40,6 @@ def runs(
     status: list[str] | None,
     since: str | None,
     every: bool,
-    limit: int | None,
 ) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
@@ -52,15 +52,13 @@ def runs(
     filters = partial(listing.Filters, task or [], opt or [], status or [], begun)
     lines = listing.lines(stores, filters(each=every)) if stores.runs else []
     code = warn_of(stores)
-    if limit is not None and len(lines) > limit:
-        remark("note", f"{len(lines) - limit} more; --limit {len(lines)} shows all")
     if lines:
-        text = as_lines(listing.table(lines[:limit]))
+        text = as_lines(listing.table(lines))
     else:
         text = [clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")]
 
     def data() -> list[dict[str, Any]]:
-        return listing.as_json(listing.lines(stores, filters(each=True))[:limit] if stores.runs else [], stores)
+        return listing.as_json(listing.lines(stores, filters(each=True)) if stores.runs else [], stores)
 
     return Answer(data, text, code)
 
@@ -136,7 +134,7 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
-        return Answer(vars(study), _study_lines(study))
+        return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
     broken = [each for each in stores.damaged if path.name in each.path.parts]
     if broken:
         raise RunFailed(str(broken[0]))
@@ -149,20 +147,22 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
-def _study_lines(study: "StudyRecord") -> list[str]:
+def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]:
     """The trials of a study as a table; * marks the winner."""
     from bench.results.render import shown
+    from bench.results.selection import GAP, above_infimum
     from bench.results.table import Table
     from bench.text import options_text, seeds_in_words
 
+    metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
     rows = [
         ("*" * (study.winner in trial["runs"]), options_text(trial["point"]), trial["kind"], trial["state"])
         + (trial["score"],)
         for trial in study.trials
     ]
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
-    heads = ("", "settings", "kind", "state", f"{study.select_split or 'selection'} {study.metric}".rstrip())
-    return [first, *shown(Table.of(heads, rows)), *[f"{study.missing} more to try"] * bool(study.missing)]
+    table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
+    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

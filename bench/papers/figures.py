@@ -13,7 +13,7 @@ from bench.papers.arms import Arm, Arms, chosen, series
 from bench.papers.verdicts import Finding
 from bench.plots import panels
 from bench.plots.means import Points, finite, held, mean_panel
-from bench.plots.panels import WORDS, Figure, Line, titled
+from bench.plots.panels import WORDS, Figure, titled
 from bench.plots.theme import BASE
 from bench.text import CONVERGED, clean
 
@@ -42,7 +42,7 @@ class Panel(Described):
     """One pair of axes.
 
     Attributes:
-        y, x: columns.
+        y: column.
         log: the axes that are logarithmic.
         title: shown above the panel.
         arms: labels of the shown arms; all by default.
@@ -51,7 +51,6 @@ class Panel(Described):
     """
 
     y: str
-    x: str = "step"
     log: Literal["", "x", "y", "xy"] = ""
     title: str = ""
     arms: list[str] | None = Field(None, min_length=1)
@@ -81,22 +80,11 @@ def _drawn(panel: Panel, arms: Arms, note: str) -> panels.Panel:
     shown = {arm.label.removeprefix(panel.strip): arm for arm in chosen(arms, panel.arms or arms)}
     if len(shown) < len(panel.arms or arms):
         raise UserError(f"two arms of the panel of {panel.y!r} have the same label; choose one with `arms`")
-    log_x, log_y = "x" in panel.log, "y" in panel.log
     lines = {name: _points(panel, arms, arm) for name, arm in shown.items()}
     facts = [note] * bool(note) + [f"running mean over {panel.smooth} steps"] * (panel.smooth > 1)
-    by_step = panel.x == "step"
-    title, y = panel.title, LABELS.get(panel.y, panel.y)
-    drawn = mean_panel(title, y, lines, facts, log_x=log_x and by_step, log_y=log_y)
-    if by_step:
-        return replace(drawn, x=LABELS["step"])
-    moved = []
-    for line in drawn.lines:
-        steps, x, _ = series(arms, shown[line.name], panel.x, panel.y)
-        at = np.interp(line.x, steps, np.nanmean(x, axis=0))
-        kept = (at > 0) | (not log_x)
-        ends = [end if end is None else end[kept] for end in (line.low, line.high)]
-        moved.append(Line(line.name, at[kept], line.y[kept], *ends))
-    return replace(drawn, x=LABELS.get(panel.x, panel.x), lines=moved, log=panel.log)
+    y = LABELS.get(panel.y, panel.y)
+    drawn = mean_panel(panel.title, y, lines, facts, log_x="x" in panel.log, log_y="y" in panel.log)
+    return replace(drawn, x=LABELS["step"])
 
 
 def _points(panel: Panel, arms: Arms, arm: Arm) -> list[Points | None]:

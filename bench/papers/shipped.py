@@ -83,16 +83,9 @@ def board(pages: Sequence[Page]) -> Board:
         for page in pages
         for claim in page.claims
     ]
-    columns = [
-        Column("experiment", "experiment"),
-        Column("claim", "claim"),
-        Column("said", "verdict", markup="strong"),
-        Column("effect", "effect", "mean over seeds"),
-        Column("low", "low", "of its 95 % interval"),
-        Column("high", "high", "of its 95 % interval"),
-        Column("unit", "unit"),
-        Column("paper", "the paper's statement, in short", wraps=True),
-    ]
+    titles = {"experiment": "experiment", "claim": "claim", "said": "verdict", "effect": "effect", "low": "low",
+              "high": "high", "unit": "unit", "paper": "the paper's statement, in short"}  # fmt: skip
+    columns = [Column(key, title, wraps=key == "paper") for key, title in titles.items()]
     notes = [f"{page.experiment}: {page.correction}" for page in pages if page.correction != CORRECTION]
     tables = [counts(pages), Table("claims", columns, claims, notes)]
     return Board("claims", "Claims of papers", tables, [CORRECTION, OURS])

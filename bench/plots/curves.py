@@ -46,21 +46,17 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
             runs, tables = [*entry.runs.values()], collected.every(entry)
-            known |= {
-                name for run, of_run in zip(runs, tables, strict=True) for name in names_of(of_run, run.validations)
-            }
+            known = known.union(*(names_of(of_run, run.validations) for of_run, run in zip(tables, runs, strict=True)))
             points = [points_of(of_run, column, run.validations) for of_run, run in zip(tables, runs, strict=True)]
             points = held(points, [run.status == "completed" for run in runs])
             for k, (line, run) in enumerate(zip(points, runs, strict=True)):
                 if loss and line is not None and (above or not (line[1] < 0).any()):  # else losses below 0 stay
                     points[k] = line[0], np.maximum(line[1] - (run.infimum or 0.0) * above, CONVERGED)
             lines[entry.name] = points
-        every = [line[1] for points in lines.values() for line in points if line is not None]
-        low = loss and any((values == CONVERGED).any() for values in every)
+        low = loss and any((line[1] == CONVERGED).any() for of in lines.values() for line in of if line is not None)
         facts = [f"losses below {CONVERGED:g} are drawn at that value"] * low
-        words = label(column) + GAP * above
-        cut = EXPLODED if loss else math.inf
-        panel = mean_panel(words, words, lines, facts, log_x=problem.measures and x == "steps", cut=cut)
+        words, log_x = label(column) + GAP * above, problem.measures and x == "steps"
+        panel = mean_panel(words, words, lines, facts, log_x=log_x, cut=EXPLODED if loss else math.inf)
         panels.append(of_problem(problem, panel if x == "steps" else _against(panel, x, entries)))
     if column not in known and (known or column != "loss"):
         raise no_column(column, known)

@@ -15,8 +15,6 @@ from bench.plots.theme import GREY, WIDTH, Look
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.text import spanned
 
-_ROW = 20  # pixels
-
 
 @dataclass(frozen=True)
 class Effects(Panel):
@@ -44,7 +42,7 @@ class Effects(Panel):
             layer("point", on, fill="#ffffff", size=60, strokeWidth=2, opacity=1),
             layer("point", on | dict(fillOpacity=full, tooltip=tip), filled=True, size=60, opacity=1),
         ]
-        return self.framed(layers, view) | {"height": len(self.lines) * _ROW}
+        return self.framed(layers, view) | {"height": len(self.lines) * 20}
 
 
 def forest(collected: Collected) -> Figure:

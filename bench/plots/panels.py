@@ -1,5 +1,6 @@
 """Figures of panels: the numbers of their lines, in Vega-Lite, as Altair charts and as files."""
 
+import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -57,14 +58,13 @@ class Panel:
     """A pair of axes with lines; without any, the notes say why.
 
     Attributes:
-        title: quantity and problem.
-        x, y: labels of the axes, with units.
+        title, x, y: quantity and problem; labels of the axes, with units.
         log: which axes are logarithmic: "", "x", "y" or "xy".
         notes: meaning of bands, number of seeds, exclusions.
         limits: of the values of lines; None for limits from the data.
         marks: whether each point has a marker.
         ticks: words at x = 0, 1, ..., if x is no quantity.
-        problem: the name of the problem, if it shows one.
+        problem: its name, if it shows one.
     """
 
     title: str
@@ -102,8 +102,8 @@ class Panel:
         """
         x, y = axis("x", self.x, "x" in self.log), axis("y", self.y, "y" in self.log, self.limits)
         if self.ticks:
-            words = [clean(word) for word in self.ticks]
-            x["axis"] |= {"values": [*range(len(words))], "labelExpr": f"{words}[datum.value]", "labelAngle": -30}
+            words = json.dumps([clean(word) for word in self.ticks])
+            x["axis"] |= {"values": [*range(len(self.ticks))], "labelExpr": f"{words}[datum.value]", "labelAngle": -30}
         by, opacity = encodings(styles, columns, marks=self.marks), faded(live)
         color, shape = by["color"], by.pop("shape")
         layers = [layer("line", dict(y=y, opacity=opacity, **by), strokeJoin="round")]
@@ -130,16 +130,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, two a row, with one legend and a caption; those without lines are not drawn.
+    """Panels, two a row, with one legend and their notes; those without lines are not drawn.
 
     `series` has all names, drawn or not, in the legend's order, with the optimizer of each; `ours` are the reader's own
-    optimizers. Without a caption, the notes are one. `ordered` names are levels of one quantity.
+    optimizers. `ordered` names are levels of one quantity.
     """
 
     panels: Sequence[Panel]
     series: Mapping[str, str] = field(default_factory=dict)
     ours: frozenset[str] = frozenset()
-    caption: str | None = None
     ordered: bool = False
 
     @property
@@ -150,10 +149,8 @@ class Figure:
     @cached_property
     def styles(self) -> dict[str, Look]:
         """The looks of all names, drawn or not."""
-        names = {name: name for panel in self.panels for name in panel.names}
-        return looks(
-            {**self.series, **{name: name for name in names if name not in self.series}}, self.ours, self.ordered
-        )
+        names = [*self.series, *(name for panel in self.panels for name in panel.names)]
+        return looks({name: self.series.get(name, name) for name in names}, self.ours, self.ordered)
 
     def spec(self, *, live: bool = True) -> Spec:
         """The figure in Vega-Lite."""
@@ -167,10 +164,9 @@ class Figure:
                 view["title"] = wrapped(f"({_letter(k)}) {panel.title}", WIDTH)
             views.append(view)
         empty = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no values"}}
-        text = caption(panels) if self.caption is None else self.caption
         scales = dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")
         spec = BASE | {"columns": columns, "concat": views or [empty], "resolve": {"scale": scales}}
-        spec |= {"title": titled(text, columns * (WIDTH + 50))} if text else {}
+        spec |= {"title": titled(text, columns * (WIDTH + 50))} if (text := caption(panels)) else {}
         return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live and panels else {})
 
     def picture(self, ending: str) -> bytes:

@@ -25,17 +25,6 @@ from bench.results.table import Board, Table
 from bench.store.stores import Stores
 from bench.text import cell, listed
 
-KINDS = {
-    "forest": "Effects against the reference",
-    "curves": "Training loss",
-    "evaluations": "Evaluations on the selection split",
-    "sensitivity": "Sensitivity to the first searched setting",
-    "profile": "Runs at the target",
-    "attention": "Attention during training, averaged over heads",
-}
-"""Titles of each kind of chart."""
-FIRST = ("forest", "curves", "evaluations")  # shown without a click
-
 
 def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
@@ -48,7 +37,7 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     place_of = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [make(collected) for make in BOARDS.values()]
     figures = {kind: make(collected) for kind, make in CHARTS.items()} | {"evaluations": _evaluations(collected)}
-    charts = [chart for kind in KINDS for chart in _charts(kind, figures[kind])]
+    charts = [chart for kind, figure in figures.items() for chart in _charts(kind, figure)]
     damaged += len({*collected.damaged})  # boards and charts may have found more
     rows = matrix(collected)
     opts = {entry.name: entry.opt for entry in collected.chosen}
@@ -82,8 +71,6 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
         data=script_json({"charts": {chart["key"]: chart["data"] for chart in charts}, "config": CONFIG}),
         matrix=[(name, name in ours, [rows[name].get(problem) for problem in problems]) for name in rows],
         sections=sections,
-        kinds=KINDS,
-        first=FIRST,
         overall=[chart for chart in charts if not chart["problem"]],
         names=[*rows, *sorted({line for chart in charts for line in chart["names"]} - rows.keys())],
         boards=[board for board in boards if board.notes],

@@ -1,6 +1,5 @@
 """The figure of a sweep: the final metric against a setting."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,12 @@ def sweep_figure(sweep: "Sensitivity", least: float = 0.0) -> Figure:
     for curve in sweep.curves:
         # A diverged seed is worse than any number: the interval reaches the edge.
         rows = [
-            (float(p.x) if sweep.numeric else ticks.index(str(p.x)), p.median, *_or(p.quartiles, (low, high)))
+            (
+                float(p.x) if sweep.numeric else ticks.index(str(p.x)),
+                p.median,
+                low if p.quartiles[0] is None else p.quartiles[0],
+                high if p.quartiles[1] is None else p.quartiles[1],
+            )
             for p in curve.points
         ]
         x, *columns = np.array(rows, dtype=float).T
@@ -44,7 +48,3 @@ def sweep_figure(sweep: "Sensitivity", least: float = 0.0) -> Figure:
     logs = "x" * (sweep.numeric and sweep.log) + "y" * log
     panel = Panel("", sweep.x, f"{sweep.metric} at the last step", logs, lines, notes, (low, high), True, ticks)
     return Figure([panel], {curve.name: curve.opt for curve in sweep.curves})
-
-
-def _or(ends: Sequence[float | None], others: Sequence[float]) -> list[float]:
-    return [other if end is None else end for end, other in zip(ends, others, strict=True)]
