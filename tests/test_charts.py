@@ -114,36 +114,21 @@ def words(chart: Panel) -> str:
 # -- curves ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_curve_is_the_mean_with_its_t_interval(store):
-    losses = np.array([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]])
+@pytest.mark.parametrize(
+    ("losses", "log"),
+    [([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]], ""), ([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]], "y")],
+)
+def test_a_curve_is_the_mean_with_its_t_interval(store, losses, log):
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
     (chart,) = curves(collect_all(store)).panels
     line = trace(chart, "sgd")
-    assert chart.log == ""
-    assert line.x.tolist() == [1, 2]
-    np.testing.assert_allclose(line.y, losses.mean(0))
-    low, high = t.interval(0.95, 2, losses.mean(0), losses.std(0, ddof=1) / math.sqrt(3))
-    assert line.low is not None
-    np.testing.assert_allclose((line.low, line.high), [low, high])
-    assert "mean over 3 seeds" in words(chart)
-    assert "geometric" not in words(chart)
-
-
-def test_means_are_geometric_on_a_logarithmic_axis(store):
-    losses = np.array([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]])
-    for seed, loss in enumerate(losses):
-        add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(collect_all(store)).panels
-    line = trace(chart, "sgd")
-    assert chart.log == "y"
-    logs = np.log(losses)
-    np.testing.assert_allclose(line.y, np.exp(logs.mean(0)))
-    assert line.low is not None
-    half = t.ppf(0.975, 2) * logs.std(0, ddof=1) / math.sqrt(3)
-    np.testing.assert_allclose(line.low, np.exp(logs.mean(0) - half))
-    np.testing.assert_allclose(line.high, np.exp(logs.mean(0) + half))
-    assert "geometric mean over 3 seeds" in words(chart)
+    assert (chart.log, line.x.tolist()) == (log, [1, 2])
+    to, back = (np.log, np.exp) if log else (np.asarray, np.asarray)
+    mean, deviation = to(losses).mean(0), to(losses).std(0, ddof=1)
+    np.testing.assert_allclose(line.y, back(mean))
+    np.testing.assert_allclose((line.low, line.high), back(t.interval(0.95, 2, mean, deviation / math.sqrt(3))))
+    assert f"lines: {'geometric ' * bool(log)}mean over 3 seeds" in words(chart)
 
 
 def test_a_curve_ends_with_the_first_seed_that_diverged(store):

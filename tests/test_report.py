@@ -15,7 +15,6 @@ from PIL import Image, ImageStat
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
-from bench.boards.explain import commands
 from bench.cli import dispatch as results
 from bench.cli.commands import parse
 from bench.config.run_config import resolve
@@ -180,17 +179,6 @@ def test_the_command_of_a_row_makes_its_runs(words):
     assert again.run_id == config.run_id
 
 
-def test_runs_that_differ_in_their_seeds_share_a_command(store):
-    for seed in (2, 0, 1):
-        add_run(store, seed=seed)
-    add_run(store, seed=3, words={"data_seed": 7})
-    (entry,) = collect_all(store).entries
-    fit = "bench fit --task mnist --opt sgd --device cpu --trainer.max_steps 100"
-    expected = [f"for seed in 0 1 2; do {fit} --seed $seed; done", f"{fit} --seed 3 --data_seed 7"]
-    lines = commands(entry.runs.values())  # in the order of their ids
-    assert sorted(sorted(command.split()) for command in lines) == sorted(sorted(line.split()) for line in expected)
-
-
 # -- malicious values -----------------------------------------------------------------------------------------------
 
 
@@ -216,16 +204,6 @@ def test_the_page_runs_its_scripts_alone_and_loads_nothing(hostile):
     for _, attributes in read.tags:
         assert "src" not in attributes
         assert not str(attributes.get("href", "")).startswith(("http", "//"))
-
-
-def test_code_that_a_store_names_is_not_imported(store, tmp_path):
-    harm = tmp_path / "harm.py"
-    harm.write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')\nfrom torch.optim import SGD as Harm\n", "utf-8")
-    for seed in range(3):
-        add_run(store, "mnist", f"{harm}:Harm", seed)
-    text = report(collect_all(store))
-    assert f"--opt {harm}:Harm --" in text
-    assert not (tmp_path / "harmed").exists()
 
 
 # -- in a browser ---------------------------------------------------------------------------------------------------

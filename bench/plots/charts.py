@@ -56,8 +56,7 @@ def _trials(entry: Entry, study: StudyRecord) -> tuple[list[Line], str]:
 
 
 _FRACTION, _SHARE = "fraction of the budget of steps", "share of runs at the target"
-Times = dict[str, list[float | None]]
-"""Fractions of the budget at which the runs of each name reach the target; None for a run that misses it."""
+Times = dict[str, list[float | None]]  # by name, at which fraction each run reaches the target; None if it misses it
 
 
 def profile(collected: Collected) -> Figure:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from bench.store.tables import Columns
 from bench.text import CONVERGED
 
 EXPLODED = 10  # multiple of the highest initial loss above which a line is cut off
-LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 X_AXES = {"steps": STEPS, "epochs": "epochs", "seconds": "seconds of training"}
 EVALUATED = "val_"  # before an evaluated quantity that a table has too: `val_loss`
 
@@ -64,7 +64,7 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
 
 
 def of_runs(
-    title: str, runs: Sequence[tuple[str, str, Mapping[str, Columns], Sequence[Mapping[str, float]]]], column: str
+    title: str, runs: Sequence[tuple[str, str, Mapping[str, Columns], Sequence[Mapping[str, Any]]]], column: str
 ) -> Figure:
     """A column as for `curves`, a line for each run; `runs` are name, optimizer, tables and evaluations of each.
 
@@ -81,7 +81,7 @@ def of_runs(
 def label(column: str) -> str:
     """The words of a column."""
     evaluated = column.removeprefix(EVALUATED)
-    return f"{evaluated} on the selection split" if evaluated != column else LABELS.get(column, column)
+    return f"{evaluated} on the selection split" if evaluated != column else WORDS.get(column, column)
 
 
 def no_column(column: str, known: Iterable[str]) -> UserError:
@@ -92,14 +92,14 @@ def no_column(column: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown column {column!r}; {hint}")
 
 
-def names_of(tables: Mapping[str, Columns], rows: Iterable[Mapping[str, float]]) -> set[str]:
+def names_of(tables: Mapping[str, Columns], rows: Iterable[Mapping[str, Any]]) -> set[str]:
     """The columns of a run's tables, and its evaluated quantities with and without `val_`."""
     evaluated = {name for row in rows for name in row} - {"step", "train_s"}
     columns = {name for table in tables.values() for name in table} - {"step"}
     return columns | evaluated | {EVALUATED + name for name in evaluated}
 
 
-def points_of(tables: Mapping[str, Columns], column: str, rows: Sequence[Mapping[str, float]] = ()) -> Points | None:
+def points_of(tables: Mapping[str, Columns], column: str, rows: Sequence[Mapping[str, Any]] = ()) -> Points | None:
     """A column of a run's tables, or else of its evaluations; None without values."""
     for kind in ("curve", "measurements"):
         if column in tables.get(kind, {}):

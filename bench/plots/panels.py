@@ -28,6 +28,8 @@ WORDS = {
     "test_loss": "test loss",
     "train_error": "training error (fraction)",
     "test_error": "test error (fraction)",
+    "alignment": "alignment (cosine)",
+    "distance": "distance of directions",
 }
 """Axis labels of columns; others have their own name."""
 _NUMBER = (

@@ -23,23 +23,15 @@ def sweep_figure(sweep: "Sensitivity", least: float = 0.0) -> Figure:
     ticks = [] if sweep.numeric else list(dict.fromkeys(str(point.x) for point in points))
     lines = list[Line]()
     for curve in sweep.curves:
+        x = np.array([float(p.x) if sweep.numeric else ticks.index(str(p.x)) for p in curve.points])
+        median, *quartiles = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=float).T
         # A diverged seed is worse than any number: the interval reaches the edge.
-        rows = [
-            (
-                float(p.x) if sweep.numeric else ticks.index(str(p.x)),
-                p.median,
-                low if p.quartiles[0] is None else p.quartiles[0],
-                high if p.quartiles[1] is None else p.quartiles[1],
-            )
-            for p in curve.points
-        ]
-        x, *columns = np.array(rows, dtype=float).T
-        x, columns = np.clip(x, 1 / MOST if sweep.log else -MOST, MOST), np.clip(columns, low, high)
+        band = [np.nan_to_num(end, nan=edge) for end, edge in zip(quartiles, (low, high), strict=True)]
+        x, columns = np.clip(x, 1 / MOST if sweep.log else -MOST, MOST), np.clip([median, *band], low, high)
         joined = sweep.numeric and curve.joined
         for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
-    about = "lines: median over {} seeds, diverged ones count as worst; bands: middle half of the seeds"
-    notes = [about.format(spanned([p.seeds for p in points]))]
+    notes = [f"lines: median over {spanned([p.seeds for p in points])} seeds (diverged: worst); bands: middle half"]
     notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
     notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)
     notes += [f"values below {max(least, low):.3g} are drawn at that value"] * (
