@@ -16,11 +16,15 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import __version__  # noqa: E402
+from bench.boards.collect import collect  # noqa: E402
 from bench.cli.commands import COMMANDS  # noqa: E402
 from bench.cli.help import command_help  # noqa: E402
 from bench.commands.describe import hyperparameter_rows, row, rows  # noqa: E402
 from bench.config.options import task_options  # noqa: E402
 from bench.config.run_config import resolve, trainer_options  # noqa: E402
+from bench.config.values import reference_folder  # noqa: E402
+from bench.plots.report import page, stores_in_words  # noqa: E402
+from bench.store.stores import Stores  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402
@@ -35,7 +39,8 @@ html_title = project
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
-exclude_patterns = ["_build"]
+html_extra_path = ["_extra"]
+exclude_patterns = ["_build", "_extra"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 # Pages of results may begin below heading level 1.
@@ -71,6 +76,11 @@ shutil.copytree(
     RESULTS,
     ignore=lambda folder, names: [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in PAGES],
 )
+
+# The report on the shipped runs, which the page `explore` embeds.
+STORES = Stores([], reference_folder())
+(HERE / "_extra").mkdir(exist_ok=True)
+(HERE / "_extra" / "report.html").write_text(page(collect(STORES), len(STORES.runs), stores_in_words(STORES)), "utf-8")
 
 
 def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -152,13 +152,12 @@ def test_a_thinned_store_keeps_the_curve_at_observed_steps(cli, observed: Path, 
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])
-def test_charts_show_the_observations(cli, observed: Path, tmp_path: Path, chart: str, panels: int) -> None:
-    answer = cli("plot", chart, "--store", observed, "-o", tmp_path / "chart.svg")
+def test_the_chart_shows_the_observations(cli, observed: Path, tmp_path: Path) -> None:
+    answer = cli("plot", "attention", "--store", observed, "-o", tmp_path / "chart.svg")
     assert answer.code == 0, answer.err
     svg = (tmp_path / "chart.svg").read_text()
-    assert f"({chr(ord('a') + panels - 1)})" in svg
-    assert f"({chr(ord('a') + panels)})" not in svg
+    assert "(f)" in svg
+    assert "(g)" not in svg
 
 
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
@@ -166,5 +165,5 @@ def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path)
     cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)
     why = "no run has observations; train with `--trainer.observe 4`"
     assert why in cli("leaderboard", "--board", "attention", "--store", store).out
-    answer = cli("plot", "stability", "--store", store, "-o", tmp_path / "x.png")
+    answer = cli("plot", "attention", "--store", store, "-o", tmp_path / "x.png")
     assert (answer.code, why in answer.err) == (2, True)

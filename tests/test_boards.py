@@ -22,7 +22,7 @@ from bench.boards.collect import Collected
 from bench.boards.headline import headlines
 from bench.cli import dispatch as results
 from bench.errors import UserError
-from bench.plots.curves import steps
+from bench.plots.curves import curves
 from bench.results.group import HUGE
 from bench.results.render import as_json, json_text
 from bench.results.selection import End
@@ -562,7 +562,7 @@ def test_runs_of_plug_ins_are_shown_without_the_plug_ins(store, tmp_path, monkey
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
         in Path("report.html").read_text()
     )
-    assert steps(collect_from(store)).panels[0].lines  # of the method that needs the loss
+    assert curves(collect_from(store), "raw_step").panels[0].lines
     (group,) = json.loads(Path("own.json").read_text())[0]["tables"]
     assert [row["opt"] for row in group["rows"]] == ["evil.py:X"]
 

@@ -9,14 +9,12 @@ import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image, ImageStat
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
-from bench.boards.explain import commands
 from bench.cli import dispatch as results
 from bench.cli.commands import parse
 from bench.config.run_config import resolve
@@ -94,7 +92,7 @@ def test_the_page_is_whole_and_in_order(hostile):
     links = [link["href"] for link in read.of("a")]
     assert all(link and link[0] == "#" and link[1:] in ids for link in links)
     charts = {key.rpartition("-")[0] for figure in read.of("figure") if (key := figure["id"])}
-    assert charts == CHARTS.keys() - {"attention", "stability"}
+    assert charts == CHARTS.keys() - {"attention"}
     for label in (a["aria-labelledby"] for _, a in read.tags if "aria-labelledby" in a):
         assert label in ids
 
@@ -119,28 +117,13 @@ def test_the_first_table_has_the_verdict_of_each_optimizer_on_each_task_the_read
     assert "Tasks without your runs: 1" in text
 
 
-def test_all_boards_are_tables_that_a_screen_reader_can_read(hostile):
-    read = Reader(hostile)
-    tables = len(read.of("table"))
-    assert tables >= 6
-    assert read.of("table")[0]["class"] == "matrix"
-    assert len(read.of("caption")) == tables
-    heads = [head for head in read.of("th") if head.get("scope") == "col"]
-    assert heads
-    heads = [head for head in heads if "aria-sort" in head]
-    assert all(head["aria-sort"] == "none" for head in heads)
-    assert len([b for b in read.of("button") if b.get("title")]) == len(heads)
-    assert len(read.of("dt")) > len(heads)
-    assert any(head.get("scope") == "row" for head in read.of("th"))
-
-
 def test_notes_of_boards_tables_and_charts_are_shown(store):
     what = everything(store)
-    text = re.sub(r"\s+", " ", Reader(re.sub(r'<span class="whole">(.*?)</span>', r"\1", report(what))).text)
+    text = re.sub(r"\s+", " ", Reader(report(what)).text)
     for board in (board for make in BOARDS.values() if (board := make(what)).tables):
         for note in (*board.notes, *(note for table in board.tables for note in table.notes)):
             assert re.sub(r"\s+", " ", note) in text
-    for panel in (panel for make in CHARTS.values() for panel in make(what).panels):
+    for panel in (panel for make in CHARTS.values() for panel in make(what).drawn):
         for line in panel.notes:
             assert re.sub(r"\s+", " ", line) in text
 
@@ -196,17 +179,6 @@ def test_the_command_of_a_row_makes_its_runs(words):
     assert again.run_id == config.run_id
 
 
-def test_runs_that_differ_in_their_seeds_share_a_command(store):
-    for seed in (2, 0, 1):
-        add_run(store, seed=seed)
-    add_run(store, seed=3, words={"data_seed": 7})
-    (entry,) = collect_all(store).entries
-    fit = "bench fit --task mnist --opt sgd --device cpu --trainer.max_steps 100"
-    expected = [f"for seed in 0 1 2; do {fit} --seed $seed; done", f"{fit} --seed 3 --data_seed 7"]
-    lines = commands(entry.runs.values())  # in the order of their ids
-    assert sorted(sorted(command.split()) for command in lines) == sorted(sorted(line.split()) for line in expected)
-
-
 # -- malicious values -----------------------------------------------------------------------------------------------
 
 
@@ -214,7 +186,7 @@ def test_names_are_words_and_nothing_else(hostile):
     read = Reader(hostile)
     assert HOSTILE in read.text
     assert [script.get("type") for script in read.of("script")] == ["application/json", "module", "module"]
-    assert json.loads(read.scripts[0])["charts"]["curves-0"]["rows"].keys() >= {HOSTILE}
+    assert HOSTILE in json.loads(read.scripts[0])["charts"]["curves-0"]["names"]
     assert "<" not in read.scripts[0]
     assert not read.of("b")
     assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
@@ -232,16 +204,6 @@ def test_the_page_runs_its_scripts_alone_and_loads_nothing(hostile):
     for _, attributes in read.tags:
         assert "src" not in attributes
         assert not str(attributes.get("href", "")).startswith(("http", "//"))
-
-
-def test_code_that_a_store_names_is_not_imported(store, tmp_path):
-    harm = tmp_path / "harm.py"
-    harm.write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')\nfrom torch.optim import SGD as Harm\n", "utf-8")
-    for seed in range(3):
-        add_run(store, "mnist", f"{harm}:Harm", seed)
-    text = report(collect_all(store))
-    assert f"--opt {harm}:Harm --" in text
-    assert not (tmp_path / "harmed").exists()
 
 
 # -- in a browser ---------------------------------------------------------------------------------------------------
@@ -345,8 +307,8 @@ def test_charts_show_values_isolate_a_name_and_obey_the_filter(chromium: Chromiu
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("key", [("Enter", "\r"), (" ", " ")])
-def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
+def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path):
+    key = "Enter", "\r"
     for opt, lr in (("sgd", 0.1), ("adam", 0.1), ("adamw", 0.1), ("sngd", 0.1)):
         for seed in range(2 if opt == "adamw" else 3):
             add_run(store, opt=opt, seed=seed, words={"opt.lr": lr}, final={"sgd": 0.5, "adam": 9, "sngd": 10}.get(opt))
@@ -374,18 +336,14 @@ def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
         assert tab.evaluate('document.querySelectorAll("th[aria-sort=ascending]").length') == 1
 
 
-def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
-    """How bright the page is, and the colours of a chart's words and lines."""
+def colours(tab: Page, path: Path) -> tuple[float, str]:
+    """How bright the page is, and what changes the colours of a chart."""
     tab.evaluate(f'document.getElementById("curves-0").scrollIntoView(); {READY}')
     settle(tab)
     tab.screenshot(path)
     with Image.open(path) as image:
         bright = ImageStat.Stat(image.convert("L")).mean[0]
-    script = (
-        '[...document.querySelectorAll("#curves-0 svg text, #curves-0 .mark-line path")]'
-        ".map((e) => getComputedStyle(e).fill + getComputedStyle(e).stroke)"
-    )
-    return bright, tab.evaluate(script)
+    return bright, tab.evaluate('getComputedStyle(document.querySelector("#curves-0 svg")).filter')
 
 
 @pytest.mark.deep

@@ -14,8 +14,7 @@ from PIL import Image
 from bench.api.results import Sweep
 from bench.api.runs import Runs
 from bench.errors import UserError
-from bench.plots.sweep import sweep_spec
-from bench.plots.theme import picture
+from bench.plots.sweep import sweep_figure
 from bench.store.record import RunResult
 from bench.sweeps.sensitivity import Curve, Sensitivity, analyse, as_json, lines, write
 
@@ -154,7 +153,7 @@ def test_words_keep_their_order_and_have_no_range(values, xs) -> None:
     (curve,) = sweep.curves
     assert (sweep.numeric, [point.x for point in curve.points]) == (False, xs)
     assert (curve.best, curve.usable) == (0, None)
-    assert sweep_spec(sweep)["vconcat"][1]["encoding"]["x"]["sort"] == xs
+    assert sweep_figure(sweep).panels[0].ticks == xs
 
 
 def test_optimizers_that_vary_different_settings_have_axes_of_their_own() -> None:
@@ -181,10 +180,8 @@ def test_a_quasi_random_design_is_one_series_without_lines() -> None:
     assert (scattered.name, scattered.best, scattered.usable, scattered.joined) == ("sps", 0, None, False)
     assert (line.name, line.usable is not None, line.joined) == ("gd", True, True)
     assert "  note: best opt.lr 0.1, opt.c 3: median train loss 1" in lines(sweep)
-    assert {(row["name"], row["joined"]) for row in sweep_spec(sweep)["data"]["values"]} == {
-        ("sps", False),
-        ("gd", True),
-    }
+    (panel,) = sweep_figure(sweep).panels
+    assert [(line.name, len(line.x)) for line in panel.lines] == [*[("sps", 1)] * 3, ("gd", 2)]
     assert Sweep(Runs([]), sweep).best == {"sps": {"opt.lr": 0.1, "opt.c": 3.0}, "gd": 0.2}
 
 
@@ -276,21 +273,16 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.MULTILINE)} == {7}
 
 
-@pytest.mark.parametrize(("mode", "scale"), [("min", "log"), ("max", None)])
-def test_the_figure_shows_medians_and_shares(mode: str, scale: str | None) -> None:
+@pytest.mark.parametrize(("mode", "log"), [("min", "xy"), ("max", "x")])
+def test_the_figure_shows_medians_and_the_best(mode: str, log: str) -> None:
     sweep = realistic(mode)
-    chart = sweep_spec(sweep)
-    alt.Chart.from_dict(chart, validate=True)
-    above, below = chart["vconcat"]
-    y = above["layer"][0]["encoding"]["y"]
-    assert (above["encoding"]["x"]["scale"]["type"], y["scale"].get("type")) == ("log", scale)
-    for curve in sweep.curves:
-        rows = [row for row in chart["data"]["values"] if row["name"] == curve.name]
-        assert [row["y"] for row in rows] == [pytest.approx(point.median) for point in curve.points]
-        assert [row["share"] for row in rows] == [p.diverged / p.seeds for p in curve.points]
-        assert [row["best"] for row in rows] == [i == curve.best for i in range(len(rows))]
-    assert " ".join(y["axis"]["title"]) == "train loss at the last step"
-    assert below["encoding"]["x"]["axis"]["title"] == ["opt.lr"]
+    figure = sweep_figure(sweep)
+    alt.Chart.from_dict(figure.spec(), validate=True)
+    (panel,) = figure.panels
+    assert (panel.log, panel.x, panel.y) == (log, "opt.lr", "train loss at the last step")
+    for curve, line in zip(sweep.curves, panel.lines, strict=True):
+        medians = [np.nan if point.median is None else point.median for point in curve.points]
+        np.testing.assert_allclose(line.y, medians)
 
 
 @pytest.mark.matrix(keep=3)
@@ -298,6 +290,5 @@ def test_the_figure_shows_medians_and_shares(mode: str, scale: str | None) -> No
     "medians", [(None, None), (0.0, 0.0), (1e-320, 1.0), (5e-324, 0.0), (-3.0, 4.0), (1.0, None, 1.0), (1e-300, 1e300)]
 )
 def test_odd_values_can_be_drawn(medians: Any) -> None:
-    svg = picture(sweep_spec(analyse(grid(*medians), ["opt.lr"], "min")), ".svg").decode()
-    assert ("no median" in svg) == (medians == (None, None))
+    svg = sweep_figure(analyse(grid(*medians), ["opt.lr"], "min")).picture(".svg").decode()
     assert not re.search("NaN|Infinity|undefined", svg)

@@ -6,13 +6,12 @@ from textwrap import wrap
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
-from bench.plots.curves import attention, stability
+from bench.plots.curves import attention
 from bench.results.render import markdown
 from bench.results.table import Table
 from bench.text import cell, listed
 
 FOLDER = Path("results/observatory")
-CHARTS = {"attention": attention, "stability": stability}
 ABOUT = """Theory says that normalized and Polyak steps drive the attention of one head towards a single token, in the
 direction of a max-margin solution (Vasudeva et al. 2025). Does this show in a trained model? These are the shipped
 fresh seeds of the reference suite: each optimizer with its tuned settings, measured with `--trainer.observe`.
@@ -34,7 +33,7 @@ def path(task: str) -> Path:
 
 
 def page(task: str, found: Collected) -> str | None:
-    """The page of a task: the answer in words, charts and tables; None without observations."""
+    """The page of a task: the answer in words, chart and tables; None without observations."""
     board = BOARDS["attention"](found)
     if not board.tables:
         return None
@@ -42,10 +41,9 @@ def page(task: str, found: Collected) -> str | None:
     lines = [f"# What trained attention looks like on `{task}`", "", *wrap(ABOUT, 120), ""]
     if answer := _answer(board.tables):
         lines += [*wrap(f"**{answer}**", 120), ""]
-    for name in CHARTS:
-        lines += [f"![{name} of {task} against optimizer steps]({name}.png)", ""]
+    lines += [f"![attention of {task} against optimizer steps](attention.png)", ""]
     commands = [f"bench leaderboard --board attention --task {task}"]
-    commands += [f"bench plot {name} --task {task} -o {name}.png" for name in CHARTS]
+    commands += [f"bench plot attention --task {task} -o attention.png"]
     return "\n".join([*lines, tables, "", "Made from `results/reference` by:", "", "```sh", *commands, "```", ""])
 
 
@@ -87,6 +85,5 @@ def _answer(tables: Sequence[Table]) -> str:
 
 
 def draw(task: str, found: Collected) -> None:
-    """Write the charts of a task's page."""
-    for name, chart in CHARTS.items():
-        path(task).with_name(f"{name}.png").write_bytes(chart(found).picture(".png"))
+    """Write the chart of a task's page."""
+    path(task).with_name("attention.png").write_bytes(attention(found).picture(".png"))

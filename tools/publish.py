@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import NamedTuple
 
-from bench.api.papers import results_folder
+from bench.api.papers import RESULTS as PAPERS
 from bench.boards.collect import Collected, collect
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
@@ -323,10 +323,9 @@ def _pages(there: Published) -> dict[Path, str]:
     """All generated pages: README.md and docs/results.md with their new blocks, and those of results."""
     blocks = {README: text(there.all), RESULTS: details(there.all)}
     pages = {path: _with_block(path.read_text("utf-8"), block) for path, block in blocks.items()}
-    verdicts = shipped.read(results_folder())
+    verdicts = shipped.read(PAPERS)
     claims = {
-        "claims": shipped.summary(verdicts),
-        "claims-by-experiment": shipped.by_experiment(verdicts, "../results"),
+        "claims": "\n".join([*markdown_table(shipped.counts(verdicts)), ""]),
     }
     for name, block in claims.items():
         pages[RESULTS] = _with_block(pages[RESULTS], block, f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->")

@@ -329,9 +329,7 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
 
 @public
 def plot(
-    chart: Literal[
-        "forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"
-    ] = "forest",
+    chart: Literal["forest", "curves", "sensitivity", "profile", "attention"] = "forest",
     *,
     out: p.Place | None = None,
     y: str = "loss",
@@ -345,9 +343,8 @@ def plot(
     Args:
         chart: forest: effect of each optimizer against the reference, with interval and verdict; curves: training
             loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched
-            settings; profile: share of runs that have reached the target against the budget; steps: step sizes before
-            and after their cap; budget: expected best of k trials; attention, stability: measurements of runs with
-            --trainer.observe.
+            settings; profile: share of runs that have reached the target against the budget; attention: measurements
+            of runs with --trainer.observe.
         out: file, ends in .png, .pdf, .svg or .html; Python returns an Altair chart without one.
         y: for curves: a column such as grad_norm or alignment, or an evaluated quantity such as accuracy or val_loss
             (default loss).

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api.figures import altair_chart
 from bench.api.runs import Run, Runs
 from bench.errors import UserError
 from bench.output import Shown, format_of, write
@@ -131,10 +130,10 @@ class Sweep(Shown):
 
     def figure(self) -> "alt.TopLevelMixin":
         """The final metric and the fraction of diverged seeds against the swept setting."""
-        from bench.plots.sweep import sweep_spec
+        from bench.plots.sweep import sweep_figure
         from bench.text import CONVERGED
 
-        return altair_chart(sweep_spec(self.sensitivity, CONVERGED, live=True))
+        return sweep_figure(self.sensitivity, CONVERGED).altair()
 
     def as_json(self) -> dict[str, Any]:
         """The curves, and where runs and files are."""
@@ -301,7 +300,7 @@ class Comparison(Shown):
             raise UserError(
                 "nothing to draw: " + ("no fresh seeds" if chart is None else "; ".join(chart.panels[0].notes))
             )
-        return altair_chart(chart.spec())
+        return chart.altair()
 
     def as_json(self) -> dict[str, Any]:
         """Studies, boards and verdicts."""

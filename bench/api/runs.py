@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.api.figures import altair_chart, curves_of
 from bench.boards.collect import facts
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown, unknown_run
@@ -283,9 +282,10 @@ class Runs(Sequence[Run]):
         """
         if not self._runs:
             raise UserError("there are no runs to draw")
-        tables = [{**run.tables, "evaluations": run.evaluations} for run in self._runs]
-        named = [(_label(run, self._runs), run.opt, read) for run, read in zip(self._runs, tables, strict=True)]
-        return altair_chart(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column).spec())
+        from bench.plots.curves import of_runs
+
+        named = [(_label(run, self._runs), run.opt, run.tables, run.result.validations) for run in self._runs]
+        return of_runs(", ".join(sorted({run.task for run in self._runs})), named, column).altair()
 
     def __repr__(self) -> str:
         return f"<Runs: {counted(len(self), 'run')}>"

@@ -19,12 +19,9 @@ from bench.text import cell
 
 @dataclass(kw_only=True, eq=False)
 class Arm(Group):
-    """One side of a comparison: runs with the same settings, and their tables.
+    """One side of a comparison: runs with the same settings, and the tables of each seed by kind.
 
-    Attributes:
-        label: its name in figures and tables.
-        tables: by seed, the tables of the run by kind: `curve`, `measurements` and `validations`. Columns are as long
-            as the column `step`; NaN stands for a missing value.
+    The kinds are `curve`, `measurements` and `validations`. Columns are as long as `step`; NaN is a missing value.
     """
 
     label: str
@@ -143,14 +140,14 @@ def first_reached(arms: Arms, arm: Arm, measure: str, level: tuple[float, float]
 
 
 def points_within(
-    arms: Arms, arm: Arm, x: str, y: str, *, log_x: bool, log_y: bool, window: tuple[float, float]
+    arms: Arms, arm: Arm, x: str, y: str, *, log_x: bool, window: tuple[float, float] = (-math.inf, math.inf)
 ) -> list[tuple[Array, Array]]:
-    """By seed, the finite points with x in the window, sorted by x; positive where a logarithm is taken."""
+    """By seed, the points with x in the window and y > 0, sorted by x; x is positive too if its logarithm is taken."""
     runs = []
     _, xs, ys = series(arms, arm, x, y)
     for u, v in zip(xs, ys, strict=True):
         kept = np.isfinite(u) & np.isfinite(v) & (u >= window[0]) & (u <= window[1])
-        kept &= (u > (0 if log_x else -math.inf)) & (v > (0 if log_y else -math.inf))
+        kept &= (u > (0 if log_x else -math.inf)) & (v > 0)
         order = np.argsort(u[kept], kind="stable")
         runs.append((u[kept][order], v[kept][order]))
     return runs

@@ -11,42 +11,30 @@ table, or `step`; `below` or `above`, a level in units of the measure.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, validate_call
 
-from bench.errors import UserError, check_known, unknown
-from bench.papers.arms import (
-    Arm,
-    Arms,
-    chosen,
-    first_reached,
-    how_ended,
-    paired,
-    points_within,
-    series,
-    too_few,
-    values_at,
-)
+from bench.errors import UserError, check_known
+from bench.papers import arms as of
+from bench.papers.arms import Arm, Arms, chosen, how_ended, paired, values_at
 from bench.papers.verdicts import Finding, Part, Verdict, in_words, over_seeds, together, within, without_numbers
 from bench.results import stats
 from bench.results.stats import Array
 from bench.text import number, why_wrong
 
 if TYPE_CHECKING:  # pydantic validates the other arguments
-    Results = Arms
+    Runs = Arms
 else:
-    Results = Any
+    Runs = Any
 Names = Annotated[list[str], Field(min_length=1)]
 Level = FiniteFloat | None
-Positive = Annotated[FiniteFloat, Field(gt=0)]
+Factor = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Range = tuple[FiniteFloat, FiniteFloat]
-_LOGS_OF_X = {"loglog": 1, "semilogx": 1, "stretched": 1, "logarithmic": 2}
-_LOGS_OF_Y = {"loglog": 1, "semilogy": 1, "stretched": 2, "logarithmic": 1}
-"""How often a scale of `slope` takes the logarithm; twice is ln(ln x) of x and ln(-ln y) of y."""
+_LOGS = {"loglog": (1, 1), "semilogy": (0, 1), "stretched": (1, 2), "logarithmic": (2, 1)}
+"""How often a scale of `slope` takes the logarithm of x and of y; twice is ln(ln x) of x and ln(-ln y) of y."""
 
 
 def judge(test: str, arms: Arms, /, **arguments: Any) -> Finding:
@@ -62,8 +50,6 @@ def judge(test: str, arms: Arms, /, **arguments: Any) -> Finding:
         # A misspelt argument is also a missing one.
         first = min(error.errors(), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
         name = str(first["loc"][0])
-        if first["type"] == "unexpected_keyword_argument":
-            raise unknown(f"argument of {test}", name, list(signature(CLAIMS[test]).parameters)[1:]) from None
         raise UserError(f"{test}: {name}={arguments.get(name)!r}: {why_wrong(first['msg'])}") from None
 
 
@@ -71,7 +57,7 @@ def judge(test: str, arms: Arms, /, **arguments: Any) -> Finding:
 
 
 def reaches(
-    results: Results, /, *, measure: str, arms: Names, below: Level = None, above: Level = None, at: Level = None
+    results: Runs, /, *, measure: str, arms: Names, below: Level = None, above: Level = None, at: Level = None
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at step `at`, or at the end.
 
@@ -91,13 +77,13 @@ def reaches(
 
 
 def sooner(
-    results: Results,
+    results: Runs,
     /,
     *,
     measure: str,
     fast: Names,
     slow: str,
-    factor: Positive,
+    factor: Factor,
     below: Level = None,
     above: Level = None,
 ) -> Finding:
@@ -115,8 +101,8 @@ def sooner(
 
     def part(arm: Arm) -> Part:
         i, j = paired(arm, other)
-        steps, earliest, _ = first_reached(results, arm, measure, level)
-        slow_steps, slow_earliest, ends = first_reached(results, other, measure, level)
+        steps, earliest, _ = of.first_reached(results, arm, measure, level)
+        slow_steps, slow_earliest, ends = of.first_reached(results, other, measure, level)
         never = [run.status for run, step in zip(arm.runs.values(), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
             return without_numbers("fails", unit, diverged)
@@ -141,13 +127,13 @@ def sooner(
 
 
 def slope(
-    results: Results,
+    results: Runs,
     /,
     *,
     arms: Names,
     x: str,
     y: str,
-    scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched", "logarithmic"],
+    scale: Literal["loglog", "semilogy", "stretched", "logarithmic"],
     window: Range = (-math.inf, math.inf),
     at_least: Level = None,
     at_most: Level = None,
@@ -163,30 +149,29 @@ def slope(
     side named by `faster` is faster than claimed. Arms with fewer than 3 points for a seed (after thinning) or with a
     run that did not complete are undecided.
 
-    `scale` says which logarithms are taken: none, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose slope is
-    the exponent p of a stretched exponential y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose slope is the
-    exponent q of y = c (ln x)^q. `window` is the fitted range of x, ends included.
+    `scale` says which logarithms are taken: of both, of y; "stretched": ln(-ln y) over ln x, whose slope is the
+    exponent p of y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose slope is the exponent q of y = c (ln x)^q.
+    `window` is the fitted range of x, ends included.
     """
     if at_least is None and at_most is None and min_r2 is None:
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
     low, high = _range(at_least, at_most)
-    logs_x, logs_y = _LOGS_OF_X.get(scale, 0), _LOGS_OF_Y.get(scale, 0)
+    logs_x, logs_y = _LOGS[scale]
     name = (y, f"ln({y})", f"ln(-ln({y}))")[logs_y]
     per = (x, f"ln({x})", f"ln(ln({x}))")[logs_x]
     unit = f"{name} per {per}"
 
     def part(arm: Arm) -> Part:
-        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, window=window)
+        points = of.points_within(results, arm, x, y, log_x=logs_x > 0, window=window)
         if logs_y == 2:
             points = [(u[v < 1], v[v < 1]) for u, v in points]
         if logs_x:
             points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
         if logs_x == 2:
             points = [(u[u > 1], v[u > 1]) for u, v in points]
-        if missing := how_ended(arm) or too_few(arm, points):
+        if missing := how_ended(arm) or of.too_few(arm, points):
             return without_numbers("undecided", unit, missing)
-        lines = [stats.slope(_logarithm(u, logs_x), _logarithm(v, logs_y, -1)) for u, v in points]
-        gradients, _, r2 = np.array(lines).T
+        gradients, _, r2 = np.array([stats.slope(_log(u, logs_x), _log(v, logs_y, -1)) for u, v in points]).T
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
             limit = "fails" if (r2 < min_r2).all() else "undecided"
@@ -194,7 +179,7 @@ def slope(
         begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
         if logs_y == 2:
             text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(gradient)}"
-        elif logs_x and logs_y:
+        elif logs_x:
             base = f"ln({x})" if logs_x == 2 else x
             text = f"{y} of {arm.label} goes as {base} to the power {in_words(gradient)}"
         else:
@@ -205,7 +190,7 @@ def slope(
     return together(map(part, chosen(results, arms)))
 
 
-def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
+def lower(results: Runs, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
     `last` is the fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]; None: the
@@ -220,7 +205,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         start = end = None
         steps = "at the end of each run"
         if last is not None:
-            end = max(series(results, side, measure)[0][-1] for side in (arm, other))
+            end = max(of.series(results, side, measure)[0][-1] for side in (arm, other))
             start = end * (1 - last)
             steps = f"over steps {number(start)} to {number(end)}"
         values, others = (values_at(results, side, measure, start, end) for side in (arm, other))
@@ -237,7 +222,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
 
 
 def trend(
-    results: Results,
+    results: Runs,
     /,
     *,
     measure: str,
@@ -274,7 +259,7 @@ def trend(
     return together([within(exponent, low, high, unit, text, limit="holds" if monotone else "undecided")])
 
 
-def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
+def slope_region(results: Runs, /, *, arms: Names, x: str, y: str, between: Range, decades: Factor) -> Finding:
     """The local exponent of y in x (`stats.power_law_decades`) stays in a range over at least this many decades of x.
 
     The interval is that of the longest stretches, one per seed. Arms with fewer than 3 points for a seed, or with a run
@@ -283,8 +268,8 @@ def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: R
     low, high = between
 
     def part(arm: Arm) -> Part:
-        points = points_within(results, arm, x, y, log_x=True, log_y=True, window=(-math.inf, math.inf))
-        if missing := how_ended(arm) or too_few(arm, points):
+        points = of.points_within(results, arm, x, y, log_x=True)
+        if missing := how_ended(arm) or of.too_few(arm, points):
             return without_numbers("undecided", "decades", missing)
         length = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
         text = f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(length)} decades of"
@@ -306,7 +291,7 @@ def _when(at: float | None) -> str:
     return "at the end" if at is None else f"at step {number(at)}"
 
 
-def _logarithm(values: Array, times: int, sign: int = 1) -> Array:
+def _log(values: Array, times: int, sign: int = 1) -> Array:
     """The values, their logarithms, or the logarithms of these times the sign."""
     return values if times == 0 else np.log(values) if times == 1 else np.log(sign * np.log(values))
 

@@ -5,28 +5,22 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
 
-from bench.config.run_config import Seed, resolve, tuned_for
-from bench.config.settings import as_stored
+from bench.config.run_config import Seed, tuned_for
 from bench.config.strict_yaml import read_yaml
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
-from bench.papers.arms import Arm, Arms, chosen, series
-from bench.papers.claims import judge
+from bench.papers.arms import Arms
+from bench.papers.claims import CLAIMS, judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
-from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS
 from bench.text import located, why_wrong
 from optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
-DERIVED = {"relative_norm_W": "norm_W"}
-"""Columns computed from a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
@@ -40,8 +34,8 @@ class Claim(Described):
     Attributes:
         name: unique in the experiment.
         paper: the paper's statement, in short; with `ours`, a statement of ours, which is not counted.
-        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a fraction of its
-            arms' budget (`at: 0.1 budget`).
+        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. The step `at` may be a fraction
+            of its arms' budget (`at: 0.1 budget`).
         readings: values by argument where the text, or a threshold of ours, allows several; all are combined.
     """
 
@@ -59,10 +53,14 @@ class Claim(Described):
         return f"ours: {self.paper}" if self.ours else self.paper
 
     @property
+    def given(self) -> Settings:
+        """The arguments that all readings share."""
+        return self.model_extra or {}
+
+    @property
     def arms(self) -> list[str]:
         """The arms that it names, in any reading."""
-        given = self.model_extra or {}
-        return [label for reading in combinations(self.readings) for label in _arms_in(given | reading)]
+        return [label for reading in combinations(self.readings) for label in _arms_in(self.given | reading)]
 
 
 class Quick(Described):
@@ -91,11 +89,6 @@ class Search(Described):
     settings: Settings = Field(default_factory=dict)
     arms: list[str] | None = None
     claims: list[str] | None = None
-
-    @property
-    def points(self) -> list[Settings]:
-        """All combinations of the grid."""
-        return combinations(self.grid)
 
 
 class Experiment(Described):
@@ -127,14 +120,19 @@ class Experiment(Described):
         """The version of `--quick`."""
         return self.changed(self.quick.settings, self.quick.seeds, self.quick.arms)
 
-    def at(self, point: Settings) -> "Experiment":
-        """The version at a point of the search."""
-        assert self.search is not None
-        version = self.changed(self.search.settings | point, self.search.seeds)
-        names = self.search.claims
-        claims = [self._in_steps(claim) for claim in self.claims if names is None or claim.name in names]
-        arms = {label: version.arms[label] for label in self.search.arms or self.arms}
-        return version.model_copy(update={"claims": claims, "arms": arms})
+    def at_points(self) -> list[tuple[Settings, "Experiment"]]:
+        """The points of the search, and the version at each; none without a search."""
+        if (search := self.search) is None:
+            return []
+        claims = [
+            self._in_steps(claim) for claim in self.claims if search.claims is None or claim.name in search.claims
+        ]
+        versions = []
+        for point in combinations(search.grid):
+            version = self.changed(search.settings | point, search.seeds)
+            arms = {label: version.arms[label] for label in search.arms or self.arms}
+            versions.append((point, version.model_copy(update={"claims": claims, "arms": arms})))
+        return versions
 
     def changed(
         self,
@@ -146,15 +144,17 @@ class Experiment(Described):
 
         A number of seeds takes the experiment's own first, then the numbers after the largest.
         """
-        factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
-        plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
-        changed = {label: of_arm | plain | (arms or {}).get(label, {}) for label, of_arm in self.arms.items()}
-        for (label, of_arm), (name, factor) in product(changed.items(), factors.items()):
-            try:  # YAML reads 1e-3 as text
-                of_arm[name] = float(of_arm[name]) * float(factor)
-            except (KeyError, TypeError, ValueError):
-                value = of_arm.get(name, "nothing")
-                raise UserError(f"times.{name} {factor}: {name} of {label} is {value}, not a number") from None
+        changed = {}
+        for label, of_arm in self.arms.items():
+            arm = dict(of_arm)
+            for name, value in settings.items():
+                times = name.removeprefix("times.")
+                try:  # YAML reads 1e-3 as text
+                    arm[times] = value if times == name else float(arm[times]) * float(value)
+                except (KeyError, TypeError, ValueError):
+                    is_now = arm.get(times, "nothing")
+                    raise UserError(f"{name} {value}: {times} of {label} is {is_now}, not a number") from None
+            changed[label] = arm | (arms or {}).get(label, {})
         if isinstance(seeds, int):
             after = max(self.seeds) + 1
             seeds = [*self.seeds, *range(after, after + seeds)][:seeds]
@@ -162,71 +162,30 @@ class Experiment(Described):
 
     def arguments(self, claim: Claim) -> Settings:
         """The arguments of a claim's test that all readings share, with fractions of the budget as steps."""
-        return self._in_steps(claim).model_extra or {}
-
-    def readings(self, claim: Claim) -> dict[str, Settings]:
-        """The arguments of a claim's test by reading; at least one. Readings on other arms are left out, if not all."""
-        claim = self._in_steps(claim)
-        every = {_in_words(reading): (claim.model_extra or {}) | reading for reading in combinations(claim.readings)}
-        return {words: given for words, given in every.items() if {*_arms_in(given)} <= {*self.arms}} or every
+        return self._in_steps(claim).given
 
     def judge(self, claim: Claim, results: Arms) -> Finding:
-        """The verdict on a claim over all its readings."""
-        readings = self.readings(claim).items()
-        return over_readings({words: judge(claim.test, results, **arguments) for words, arguments in readings})
+        """The verdict on a claim over all its readings; those on other arms are left out, if not all are."""
+        shared = self.arguments(claim)
+        readings = {_in_words(reading): shared | reading for reading in combinations(claim.readings)}
+        known = {words: given for words, given in readings.items() if {*_arms_in(given)} <= {*self.arms}} or readings
+        with blaming(f"claim {claim.name}"):
+            return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
 
     def _in_steps(self, claim: Claim) -> Claim:
-        """The claim with fractions of the budget, the smallest number of steps of its arms, as steps."""
+        """The claim with a fraction of the budget, the smallest number of steps of its arms, as steps."""
+        at = claim.given.get("at")
+        if not isinstance(at, str) or not at.endswith(" budget"):
+            return claim
         arms = [self.common | self.arms[label] for label in claim.arms if label in self.arms]
         budget = min((float(arm.get("trainer.max_steps") or 0) for arm in arms), default=0)
-
-        def steps(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: steps(item) for name, item in value.items()}
-            if isinstance(value, list):
-                return [steps(item) for item in value]
-            if not isinstance(value, str) or not value.endswith(" budget"):
-                return value
-            try:
-                step = float(value.removesuffix(" budget")) * budget
-            except ValueError:
-                step = 0.0
-            if not 0 < step <= budget:
-                raise UserError(
-                    f"{value!r} is not a fraction of its arms' trainer.max_steps; write `0.1 budget` for a tenth"
-                )
-            return max(1, round(step))
-
-        return claim.model_copy(update=steps((claim.model_extra or {}) | {"readings": claim.readings}))
-
-    def rehearse(self) -> None:
-        """Judge the claims on synthetic results, so that errors come before hours of training."""
-        results = {}
-        for label, settings in self.arms.items():
-            with _blaming(f"arm {label}"):
-                results[label] = _synthetic(label, self.common | settings)
-        for claim in self.claims:
-            with _blaming(f"claim {claim.name}"):
-                self.judge(claim, results)
-        for panel in self.figure.panels:
-            with _blaming(f"panel {panel.title or panel.y}"):
-                for arm in chosen(results, [label for label in panel.arms or results if label in self.arms]):
-                    series(results, arm, panel.x, panel.y)
-
-
-def _synthetic(label: str, settings: Settings) -> Arm:
-    """Two completed runs with all columns that the arm's runs will have."""
-    config, steps = resolve(settings), np.arange(1, 10.0)
-    spec, stored = config.task_spec, as_stored(config)
-    measured = list(filter(None, spec.measures.split(", ")))
-    columns = {
-        "measurements": [*measured, *(name for name, of in DERIVED.items() if of in measured)],
-        "curve": CURVE_FIELDS,
-        "validations": ("train_s", "val_loss", f"val_{spec.metric}"),
-    }
-    tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
-    seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
-    return Arm.of_each(label, ((RunResult(label, stored | seed, "completed", "converged"), tables) for seed in seeds))
+        try:
+            step = float(at.removesuffix(" budget")) * budget
+        except ValueError:
+            step = 0.0
+        if not 0 < step <= budget:
+            raise UserError(f"{at!r} is not a fraction of its arms' trainer.max_steps; write `0.1 budget` for a tenth")
+        return claim.model_copy(update={"at": max(1, round(step))})
 
 
 def _arms_in(arguments: Settings) -> list[str]:
@@ -242,7 +201,7 @@ def _in_words(reading: Settings) -> str:
 
 
 @contextmanager
-def _blaming(part: object) -> Iterator[None]:
+def blaming(part: object) -> Iterator[None]:
     """Name the part of the YAML at fault in errors."""
     try:
         yield
@@ -250,34 +209,31 @@ def _blaming(part: object) -> Iterator[None]:
         raise UserError(f"{part}: {error}") from None
 
 
-def title(name: str) -> str:
-    """The experiment's title, or the error in its YAML; its settings are not checked."""
-    try:
-        return _read(name).title
-    except UserError as error:
-        return f"(broken: {error})"
-
-
 def load(name: str) -> Experiment:
-    """The experiment of this name; a `UserError` if there is none, or it cannot be trained, judged or drawn."""
-    experiment = _read(name)
-    with _blaming(experiments()[name]):
+    """The experiment of this name; a `UserError` if there is none, or it names tests, arms or claims that are not."""
+    experiment = read(name)
+    with blaming(experiments()[name]):
         names = [claim.name for claim in experiment.claims]
         if len(set(names)) < len(names):
             raise UserError(f"two claims have the name {max(names, key=names.count)!r}; names must differ")
+        for claim in experiment.claims:
+            with blaming(f"claim {claim.name}"):
+                check_known("claim test", [claim.test], CLAIMS)
+                check_known("arm", claim.arms, experiment.arms)
+                experiment.arguments(claim)
         for arms in (experiment.quick.arms, *(panel.arms or [] for panel in experiment.figure.panels)):
             check_known("arm", arms, experiment.arms)
         if experiment.search:
             check_known("claim", experiment.search.claims or [], names)
-        experiment.rehearse()
     return experiment
 
 
-def _read(name: str) -> Experiment:
+def read(name: str) -> Experiment:
+    """The experiment of this name; its settings are not checked."""
     check_known("experiment", [name], experiments())
     path = experiments()[name]
     content = read_yaml(path)
-    with _blaming(path):
+    with blaming(path):
         if type(seeds := content.get("seeds")) is int:
             refuse_too_many(f"seeds {seeds}", seeds)
             content["seeds"] = list(range(seeds))
@@ -296,7 +252,7 @@ def _with_tuned(label: str, common: Settings, arm: Settings) -> Settings:
         return arm
     arm = {name: value for name, value in arm.items() if name != "tuned"}
     given = common | arm
-    with _blaming(f"arm {label}"):
+    with blaming(f"arm {label}"):
         check_known("optimizer", [str(given.get("opt"))], OPTIMIZERS)
         tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
     return {name: value for name, value in tuned.items() if name not in given} | arm

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
-from bench.papers.experiments import DERIVED, Experiment, Settings, load
+from bench.papers.experiments import Experiment, Settings, blaming, load
 from bench.papers.figures import constants_map, describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
@@ -33,13 +34,9 @@ ArmRun = tuple[str, RunConfig]
 
 
 class Request(NamedTuple):
-    """The runs that a command needs.
+    """The experiment with all changes, its runs seed by seed, and constants, experiment and runs of each point.
 
-    Attributes:
-        experiment: small or whole, with all changes.
-        jobs: its runs, seed by seed, so that the runs before an interruption compare all arms.
-        points: of the search: the constants, the experiment there, and its runs.
-        altered: whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `altered` says whether the command line gave settings that may change results, or fewer seeds than the YAML.
     """
 
     experiment: Experiment
@@ -47,20 +44,24 @@ class Request(NamedTuple):
     points: list[tuple[Settings, Experiment, list[ArmRun]]]
     altered: bool
 
+    @property
+    def every(self) -> list[ArmRun]:
+        """All runs, those of the search last."""
+        return [*self.jobs, *(job for _, _, jobs in self.points for job in jobs)]
+
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     """All runs of an experiment, with these data, store and device; a `UserError` if a setting is illegal."""
-    runs = [
-        (label, decided(resolve(experiment.common | settings | {"seed": seed} | places)))
-        for seed in experiment.seeds
-        for label, settings in experiment.arms.items()
-    ]
+    runs = []
+    for seed, (label, settings) in product(experiment.seeds, experiment.arms.items()):
+        with blaming(f"arm {label}"):
+            runs.append((label, decided(resolve(experiment.common | settings | {"seed": seed} | places))))
     check_all([config for _, config in runs], early=True)
     return runs
 
 
 def ask(name: str, places: Settings, version: Version) -> Request:
-    """The runs of a version of an experiment, after a rehearsal on synthetic results; arguments as for `reproduce`."""
+    """The runs of a version of an experiment; arguments as for `reproduce`."""
     full = load(name)
     if version.search and (full.search is None or version.quick):
         why = "--search has no small version" if version.quick else f"{name} has no open constants to search"
@@ -70,14 +71,12 @@ def ask(name: str, places: Settings, version: Version) -> Request:
 
     def planned(of: Experiment) -> tuple[Experiment, list[ArmRun]]:
         changed = of.changed(version.changes, version.seeds)
-        changed.rehearse()
         return changed, jobs(changed, places)
 
-    points = full.search.points if version.search and full.search else []
-    altered = {name for name in version.changes if name.removeprefix("trainer.") not in SAME_RESULT}
-    fewer = version.count is not None and version.count < len(full.seeds)
-    experiment, runs = planned(full.small() if version.quick else full)
-    return Request(experiment, runs, [(at, *planned(full.at(at))) for at in points], bool(altered) or fewer)
+    altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
+    altered = altered or (version.count is not None and version.count < len(full.seeds))
+    points = [(at, *planned(there)) for at, there in full.at_points()] if version.search else []
+    return Request(*planned(full.small() if version.quick else full), points, altered)
 
 
 def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction | None:
@@ -94,24 +93,24 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
         UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
     """
     with doing("reading the experiment"):
-        experiment, arm_runs, points, altered = ask(name, places, version)
-        configs = [config for group in (arm_runs, *(runs for _, _, runs in points)) for _, config in group]
+        request = ask(name, places, version)
+        configs, experiment = [config for _, config in request.every], request.experiment
         if any(config.task_spec.family == "theory" for config in configs) and not find_spec("clarabel"):
             raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
     check_output(folder)
     progress = SweepProgress("runs", configs[0].task_spec.mode)
     if results_of(configs, progress, effort, plan=f"experiment {name}") is None:
         return None
-    arms, without = collect(arm_runs)
+    arms, without = collect(request.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
-    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in points])
+    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in request.points])
     findings = corrected(_judged(experiment, arms))
-    result = Reproduction(name, experiment, version, findings, arms, without, region, altered)
+    result = Reproduction(name, experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):
-        drawn = describe(experiment.figure, arms, watermark="quick" if version.quick else "")
-        write_pictures(drawn.spec(live=False), folder / "figure")
+        figure = describe(experiment.figure, arms, "quick version, no evidence" * version.quick)
+        write_pictures(figure.spec(live=False), folder / "figure")
         if region:
             write_pictures(constants_map(region), folder / "map")
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
@@ -150,13 +149,12 @@ def over_points(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> lis
 
 
 def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
-    """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split."""
-    norm = dict(run.facts.get("att_svm") or {}).get("norm")
+    """A run's tables, with `relative_norm_W` (||W|| / ||W_mm||), and its evaluations as the table `validations`."""
+    norm, tables, rows = dict(run.facts.get("att_svm") or {}).get("norm"), store.tables(run.run_id), run.validations
     tables = {
-        kind: table | {name: table[of] / norm for name, of in DERIVED.items() if norm and of in table}
-        for kind, table in store.tables(run.run_id).items()
+        kind: table | ({"relative_norm_W": table["norm_W"] / norm} if norm and "norm_W" in table else {})
+        for kind, table in tables.items()
     }
-    rows = run.validations
     columns = {
         name if name in ("step", "train_s") else f"val_{name}": np.array([row.get(name) for row in rows], float)
         for name in dict.fromkeys(name for row in rows for name in row)

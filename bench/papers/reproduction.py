@@ -16,7 +16,7 @@ from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import cell, counted, duration, listed, plain
+from bench.text import cell, counted, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
@@ -28,14 +28,7 @@ CONSEQUENCE = "So a verdict may be undecided although its interval excludes the 
 
 @dataclass(frozen=True)
 class Version:
-    """The version of an experiment.
-
-    Attributes:
-        quick: the small version.
-        search: with the search over open constants.
-        seeds: number of seeds, the experiment's own first, or which; None: all of its own.
-        changes: settings changed in all arms.
-    """
+    """The version of an experiment: small, with a search, with other seeds (how many, or which), or settings."""
 
     quick: bool = False
     search: bool = False
@@ -62,15 +55,9 @@ class Version:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Results of an experiment.
+    """Results of an experiment: findings by claim and, in `region`, by point of the search; runs by arm.
 
-    Attributes:
-        name, experiment, version: what was run.
-        findings: by claim, with Holm's correction over the claims.
-        arms: the runs, by label.
-        without: seeds that are left out, with the reason.
-        region: the findings by point of the search and claim, with Holm's correction over the points.
-        altered: whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `without` are the seeds that are left out, with the reason; `altered` is as in `Request`.
     """
 
     name: str
@@ -83,14 +70,18 @@ class Reproduction:
     altered: bool = False
 
     @property
+    def small(self) -> bool:
+        """Whether data, steps, model or seeds were reduced, so that no claim is settled."""
+        return bool(self.version.quick or self.altered or self.remarks)
+
+    @property
     def claims(self) -> Iterator[tuple[str, Claim, Finding]]:
-        """The claims: verdict in words, where small or altered runs give none on the paper; claim; finding."""
-        small = bool(self.version.quick or self.altered or self.remarks)
+        """The claims: verdict in words, claim, finding."""
         for claim in self.experiment.claims:
             finding = self.findings[claim.name]
             readings = [reading.verdict for reading in finding.readings.values()]
             region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-            yield said(finding.verdict, readings, region, small=small), claim, finding
+            yield said(finding.verdict, readings, region, small=self.small), claim, finding
 
     @property
     def runs(self) -> list[RunResult]:
@@ -113,11 +104,6 @@ class Reproduction:
         """The environments of the runs, without the width of their blocks."""
         return _distinct({name: x for name, x in run.environment.items() if name != "width"} for run in self.runs)
 
-    @property
-    def versions(self) -> list[dict[str, Any]]:
-        """The versions of packages that the runs had."""
-        return _distinct(run.versions for run in self.runs)
-
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(text) for text in dict.fromkeys(json.dumps(value, sort_keys=True) for value in values)]
@@ -133,7 +119,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "paper": experiment.paper,
             "quick": result.version.quick,
             "changes": dict(result.version.changes),
-            "small_run": bool(result.version.quick or result.altered or result.remarks),
+            "small_run": result.small,
             "undersized": experiment.undersized,
             "seeds": experiment.seeds,
             "seeds_left_out": dict(result.without),
@@ -146,7 +132,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             ],
             "search": [{"at": at, **{name: asdict(f) for name, f in found.items()}} for at, found in result.region],
             "environments": result.machines,
-            "versions": result.versions,
+            "versions": _distinct(run.versions for run in result.runs),
             "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
         }
     )
@@ -186,21 +172,17 @@ def page(result: Reproduction) -> str:
         )
         for label, arm in result.arms.items()
     ]
-    settings = Column("settings", "settings", markup="code")
-    parts += ["## Runs", _markdown(["arm", settings, "seeds", "steps", "ended", "time in all"], rows)]
+    parts += ["## Runs", _table(["arm", _code("settings"), "seeds", "steps", "ended", "time in all"], rows)]
     of_arms = {name for arm in experiment.arms.values() for name in arm}
     shared = {name: value for name, value in experiment.common.items() if name not in of_arms}
     parts += [f"All arms: `{' '.join(as_options(shared))}`."]
-    if thin := [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]:
-        why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use"
-        parts += [f"{listed(thin)}: {why} these."]
     parts += [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()]
     parts += ["\n".join(f"* {note}" for note in experiment.notes)] * bool(experiment.notes)
     lines = []
     for machine in result.machines:
         values = {name: counted(x, name[:-1]) if name in ("cores", "threads") else x for name, x in machine.items()}
         lines.append(f"Machine: {', '.join(str(value) for name, value in values.items() if machine[name])}.")
-    for versions in result.versions:
+    for versions in _distinct(run.versions for run in result.runs):
         lines.append(f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.")
     return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
@@ -212,21 +194,24 @@ def _region(result: Reproduction) -> Iterator[str]:
         (" ".join(as_options(at)), *(findings[name].verdict if name in findings else "no solution" for name in names))
         for at, findings in result.region
     ]
-    yield _markdown([Column("at", "open constants", markup="code"), *names], rows)
+    yield _table([_code("open constants"), *names], rows)
     for k, name in enumerate(names, 1):
         counts = ", ".join(f"{verdict} at {n}" for verdict, n in Counter(row[k] for row in rows).most_common())
-        overall = result.findings[name].verdict
-        yield f"`{name}`: {counts} of {len(rows)} points; {overall} in the experiment itself."
+        yield f"`{name}`: {counts} of {len(rows)} points; {result.findings[name].verdict} in the experiment itself."
 
 
-def _markdown(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
+def _table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(markdown_table(Table.of(columns, rows)))
+
+
+def _code(title: str) -> Column:
+    return Column(title, title, markup="code")
 
 
 def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> str:
     """A table of findings: the verdict, the name of the claim and `what` come first."""
     columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
-    return _markdown(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
+    return _table(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
 
 
 def _effect(finding: Finding) -> str:
@@ -243,12 +228,8 @@ def claim_lines(result: Reproduction, folder: Path) -> list[str]:
         for verdict, claim, finding in result.claims
         for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", finding.text))
     ]
-    notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick
-    notes += [remark.removesuffix(".") for remark in result.remarks]
+    notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick + result.remarks
     notes += [f"seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
-    return [
-        f"{result.name}: {result.experiment.title}",
-        *shown(Table.facts(rows, least=9), "  "),
-        *(f"note: {note}" for note in notes),
-        f"written to {folder}: report.md, figure.png, figure.pdf and claims.json",
-    ]
+    lines = [*shown(Table.facts(rows, least=9), "  "), *(f"note: {note}" for note in notes)]
+    files = f"written to {folder}: report.md, figure.png, figure.pdf and claims.json"
+    return [f"{result.name}: {result.experiment.title}", *lines, files]

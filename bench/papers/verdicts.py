@@ -34,16 +34,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding on a claim.
+    """The finding on a claim: a verdict, and one sentence with our numbers.
 
-    Attributes:
-        verdict: `holds`, `fails`, `faster than claimed` (a rate outside its range, on the better side) or `undecided`.
-        effect: the mean over seeds in `unit`; None if it does not exist.
-        low, high: its 95 % confidence interval; None for an unbounded end.
-        unit: of the effect ("times as many steps").
-        text: one sentence with our numbers.
-        p: smallest level, in [0, 1], at which the intervals decide so; None if nothing is decided.
-        readings: findings by reading, if there are several.
+    `effect` is the mean over seeds in `unit`, `low` and `high` are its 95 % interval; None without one, or where it is
+    unbounded. `p` is the smallest level, in [0, 1], at which the intervals decide so; None if nothing is decided.
     """
 
     verdict: Verdict

@@ -1,7 +1,6 @@
 """The look of all charts: a colour and a dash for each optimizer, fonts, sizes, files."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from itertools import cycle
@@ -12,8 +11,7 @@ from bench.errors import UserError
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 DPI = 300
-SCREEN = 110
-"""Pixels of a chart per inch in print: 11 pixels of a letter are 7.2 points."""
+SCREEN = 110  # pixels of a chart per inch in print: 11 pixels of a letter are 7.2 points
 
 _COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#222222", "#E69F00", "#56B4E9", "#882255",
@@ -27,22 +25,17 @@ _BUILT_IN = (
     "adamw", "muon", "sgdm", "sngd", "gd", "ngd", "adam", "sps", "sgd", "momo", "sfadamw", "ps",
 )  # fmt: skip
 """Optimizers with a fixed colour and dash: the same in all charts, whoever else is drawn."""
-_SOLID = [1, 0]
 _DASHES = (
-    _SOLID, [7, 2], [2, 2], [9, 2, 2, 2], [4, 2], [14, 3], [9, 2, 2, 2, 2, 2], [14, 2, 5, 2],
+    [1, 0], [7, 2], [2, 2], [9, 2, 2, 2], [4, 2], [14, 3], [9, 2, 2, 2, 2, 2], [14, 2, 5, 2],
     [3, 3], [6, 5], [11, 5], [3, 1, 1, 1],
 )  # fmt: skip
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 _VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#c5d92d")
 """Anchors of the sequence for ordered names, without its end that is invisible on white."""
 GREY = "#888888"
-FAINT = 0.08
-"""Opacity of what a click on the legend has not chosen."""
-
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-"""vl-convert brings the first; the others have the same widths."""
-WIDTH, HEIGHT = 300, 190
-"""Pixels of a panel."""
+FAINT = 0.08  # opacity of what a click on the legend has not chosen
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert brings the first; all have the same widths
+WIDTH, HEIGHT = 300, 190  # pixels of a panel
 CONFIG: dict[str, Any] = {
     "font": FONT,
     "background": "white",
@@ -64,11 +57,7 @@ CONFIG: dict[str, Any] = {
     },
     "concat": {"spacing": 22},
 }  # fmt: skip
-
-
-def base() -> dict[str, Any]:
-    """The beginning of a chart in Vega-Lite."""
-    return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG}
+BASE: dict[str, Any] = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG}
 
 
 class Look(NamedTuple):
@@ -84,89 +73,60 @@ def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = F
     """A look for each name.
 
     A built-in optimizer has its own colour and dash; others take the remaining ones in order. Several settings of an
-    optimizer are shades of its colour with different dashes.
-
-    Args:
-        series: the optimizer of each name, in the order of the legend.
-        ours: the reader's own optimizers: first, solid and strong.
-        ordered: the names are levels of one quantity: colours from a sequence, from dark to light.
+    optimizer are shades of its colour with different dashes. `series` has the optimizer of each name. The reader's own
+    are first, and strong. `ordered` names, levels of one quantity, have colours from dark to light.
     """
+    if ordered:
+        steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)
+        return {name: _look(_VIRIDIS[round(k * steps)], k) for k, name in enumerate(series)}
     ours = {*ours}
     series = dict(sorted(series.items(), key=lambda item: item[1] not in ours))
     groups = {opt: [name for name in series if series[name] == opt] for opt in dict.fromkeys(series.values())}
-    fixed = {opt: _BUILT_IN.index(opt) for opt in groups if opt in _BUILT_IN}
-    unused = [i for i in range(len(_COLOURS)) if i not in fixed.values()]
-    own, places = cycle(_OURS), cycle([i for i in unused if i < len(_DASHES)])
-    colours = cycle(sorted(unused, key=lambda i: i < len(_BUILT_IN)))
+    free = [k for k in range(len(_COLOURS)) if k >= len(_BUILT_IN) or _BUILT_IN[k] not in groups]
+    dashes, strong = cycle([k for k in free if k < len(_DASHES)]), cycle(_OURS)
+    colours = cycle(sorted(free, key=lambda k: k < len(_BUILT_IN)))
     drawn: dict[str, Look] = {}
     for opt, names in groups.items():
-        at = fixed[opt] if opt in fixed else next(places)
-        colour = next(own) if opt in ours else _COLOURS[fixed[opt] if opt in fixed else next(colours)]
-        for k, (name, shade) in enumerate(zip(names, _shades(colour, len(names)), strict=True)):
-            dash = _SOLID if opt in ours and not k else _DASHES[(at + 5 * k) % len(_DASHES)]
-            drawn[name] = Look(shade, dash, _SHAPES[(at + k) % len(_SHAPES)], 3 if opt in ours else 1.6)
-    if not ordered:
-        return {name: drawn[name] for name in series}
-    steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)
-    return {
-        name: Look(_between(_VIRIDIS, i * steps), _DASHES[i % len(_DASHES)], _SHAPES[i % len(_SHAPES)])
-        for i, name in enumerate(series)
-    }
+        fixed = _BUILT_IN.index(opt) if opt in _BUILT_IN else None
+        place = next(dashes) if fixed is None else fixed
+        colour = next(strong) if opt in ours else _COLOURS[next(colours) if fixed is None else fixed]
+        for k, name in enumerate(names):
+            shade = colour + f"{255 - 160 * k // len(names):02x}" * (k > 0)
+            look = _look(shade, place + 5 * k)
+            drawn[name] = look._replace(dash=look.dash if k else _DASHES[0], width=3) if opt in ours else look
+    return drawn
 
 
-def _shades(colour: str, n: int) -> list[str]:
-    """Shades of a colour, from dark to light; one is the colour itself."""
-    if n == 1:
-        return [colour]
-    ends = mixed(colour, "#000000", 0.35), mixed(colour, "#ffffff", 0.5)
-    return [mixed(*ends, k / (n - 1)) for k in range(n)]
-
-
-def _between(anchors: tuple[str, ...], at: float) -> str:
-    k = min(int(at), len(anchors) - 2)
-    return mixed(anchors[k], anchors[k + 1], at - k)
-
-
-def mixed(colour: str, other: str, share: float) -> str:
-    """A colour mixed with a share of another one."""
-    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
-    return "#" + bytes(round((1 - share) * a + share * b) for a, b in pairs).hex()
-
-
-def on_dark(colour: str) -> str:
-    """The counterpart of a colour on a dark page: greys are inverted, dark colours become lighter."""
-    parts = bytes.fromhex(colour[1:])
-    if max(parts) - min(parts) < 12:
-        return "#" + bytes([round(242 - 0.8 * parts[0])] * 3).hex()
-    light = sum(share * part for share, part in zip((0.3, 0.59, 0.11), parts, strict=True)) / 255
-    return mixed(colour, "#ffffff", max(0.0, 0.55 - light))
+def _look(colour: str, k: int) -> Look:
+    return Look(colour, _DASHES[k % len(_DASHES)], _SHAPES[k % len(_SHAPES)])
 
 
 def check_ending(path: Path) -> None:
-    """Refuse an unknown file format.
-
-    Raises:
-        UserError: the name does not end in .png, .svg, .pdf or .html.
-    """
+    """Refuse an unknown file format, with a `UserError`."""
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"-o {path}: the name of a figure must end in .png, .svg, .pdf or .html")
 
 
 def picture(spec: Mapping[str, Any], ending: str) -> bytes:
-    """The content of a file with this Vega-Lite chart.
-
-    A PNG has 300 dpi. The same chart gives the same bytes, except as PDF, in which the order of objects varies.
-    """
+    """The content of a file with this Vega-Lite chart; a PNG has 300 dpi."""
     import vl_convert
 
-    text = json.dumps(spec)
-    match ending.lower():
-        case ".png":
-            return _small(vl_convert.vegalite_to_png(text, scale=DPI / SCREEN))
-        case ".html":
-            return _PAGE.format(vega=vega(), spec=script_json(spec)).encode()
-    svg = _numbered(vl_convert.vegalite_to_svg(text))
-    return svg.encode() if ending.lower() == ".svg" else vl_convert.svg_to_pdf(svg)
+    text, ending = json.dumps(spec), ending.lower()
+    if ending == ".html":
+        return _PAGE.format(vega=vega(), spec=script_json(spec)).encode()
+    if ending == ".png":
+        return _small(vl_convert.vegalite_to_png(text, scale=72 / SCREEN, ppi=DPI))
+    return vl_convert.vegalite_to_svg(text).encode() if ending == ".svg" else vl_convert.vegalite_to_pdf(text)
+
+
+def _small(image: bytes) -> bytes:
+    """The same PNG in a third of the bytes."""
+    from PIL import Image
+
+    smaller = BytesIO()
+    with Image.open(BytesIO(image)) as picture:
+        picture.convert("RGB").save(smaller, "PNG", optimize=True, dpi=(DPI, DPI))
+    return smaller.getvalue()
 
 
 _PAGE = """<!doctype html>
@@ -180,34 +140,14 @@ def vega() -> str:
     """The scripts that draw Vega-Lite in a page, with `vegaEmbed`; with its option `ast` it needs no `eval`."""
     import vl_convert
 
-    return (
-        vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
-        .replace("</script", "<\\/script")
-        .replace("<!--", "<\\!--")
-    )
+    script = vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def script_json(data: Any) -> str:
     """JSON in a script of a page: no name can end the script."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _numbered(svg: str) -> str:
-    """The SVG with ids that count from 0; Vega's count all charts of the process."""
-    places = dict.fromkeys(re.findall(r'id="(?:clip|gradient_?)(\d+)"', svg))
-    order = {number: str(k) for k, number in enumerate(places)}
-    return re.sub(r'((?:id="|url\(#)(?:clip|gradient_?))(\d+)', lambda m: m[1] + order.get(m[2], m[2]), svg)
-
-
-def _small(image: bytes) -> bytes:
-    """The same PNG, compressed better and with its dots per inch."""
-    from PIL import Image
-
-    smaller = BytesIO()
-    with Image.open(BytesIO(image)) as picture:
-        picture.convert("RGB").save(smaller, "PNG", optimize=True, dpi=(DPI, DPI))
-    return smaller.getvalue()
 
 
 def write_pictures(spec: Mapping[str, Any], stem: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from typing import Any
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
-from bench.plots.sweep import sweep_spec
+from bench.plots.sweep import sweep_figure
 from bench.plots.theme import write_pictures
 from bench.results import selection
 from bench.results.render import markdown, written
@@ -204,4 +204,4 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{markdown([board(sweep)], 1)}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
-        return [path, *write_pictures(sweep_spec(sweep, CONVERGED), folder / "sensitivity")]
+        return [path, *write_pictures(sweep_figure(sweep, CONVERGED).spec(live=False), folder / "sensitivity")]
