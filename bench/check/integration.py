@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from math import inf
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from bench.check.catalogue import group
 from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, gap, values
@@ -150,60 +149,42 @@ def _on_ranks(optimizer: Subject, train: Callable[[], list[Tensor]]) -> list[lis
     optimizer.refuse_graph()
     if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
         pytest.skip("this machine cannot fork processes that communicate with gloo")
-    context = multiprocessing.get_context("fork")  # so that torch and the plug-in need not be imported again
     seconds = 0.7 * optimizer.limit
     deadline = time.monotonic() + seconds * crowding()
-    receivers, processes, results = [], [], dict[int, list[Tensor]]()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the children do not use
+        folder, error = Path(name), Path(name, "error")
+        # Forked, so that torch and the plug-in need not be imported again.
+        ranks = start_processes(_rank, (folder, train), nprocs=2, join=False, daemon=True, start_method="fork")
         try:
-            for rank in range(2):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_rank, args=(rank, Path(folder), train, sender), daemon=True)
-                process.start()
-                sender.close()  # so that the end of the process ends the pipe
-                receivers.append(receiver)
-                processes.append(process)
-            while len(results) < 2:
-                left = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
-                ready = connection.wait(left, max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    why = "they wait for each other, or one hangs"
-                    raise RuntimeError(f"the two processes did not finish in {seconds:.3g} s: {why}")
-                for receiver in ready:
-                    rank = receivers.index(receiver)
-                    results[rank] = _received(receiver, rank)
+            while not ranks.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() > deadline:
+                    reason = "they wait for each other, or one hangs"
+                    raise RuntimeError(f"the two processes did not finish in {seconds:.3g} s: {reason}")
+        except ProcessExitedException as ended:
+            ended_silently = f"rank {ended.error_index} of two processes ended without a result"
+            raise RuntimeError(error.read_text() if error.exists() else ended_silently) from None
         finally:
-            for process in processes:
+            for process in ranks.processes:
                 process.kill()
-                process.join()
-    return [results[rank] for rank in range(2)]
+        return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
-def _received(receiver: Any, rank: int) -> list[Tensor]:
-    try:
-        result = receiver.recv()
-    except EOFError:
-        raise RuntimeError(f"rank {rank} of two processes ended without a result") from None
-    if isinstance(result, str):
-        raise RuntimeError(f"on rank {rank}: {result}")
-    return [torch.from_numpy(array) for array in result]
-
-
-def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]], sender: Any) -> None:
-    pid = os.getpid()
+def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
+    pid, code = os.getpid(), 1
     try:
         torch.set_num_threads(1)  # the threads of the parent are not here
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # independent of the machine's name
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-        result: Any = [p.detach().numpy() for p in train()]
+        weights = [p.detach() for p in train()]
+        if os.getpid() == pid:  # not a process that the optimizer has forked
+            torch.save(weights, folder / str(rank))
+            dist.barrier()  # the other rank may still need this one
+            code = 0
     except BaseException as error:
-        result = described(error)
-    if os.getpid() == pid:  # not a process that the optimizer has forked
-        sender.send(result)
-        signal.pause()  # the other rank may still need this one; the parent ends both
-    os._exit(0)
+        (folder / "error").write_text(f"on rank {rank}: {described(error)}")
+    os._exit(code)
 
 
 # ---- Runs of the suite -----------------------------------------------------------------------------------------------

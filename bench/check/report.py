@@ -90,13 +90,10 @@ class Report:
             lines += [group] * bool(members)
             for v in sorted(members, key=lambda v: v.ok):
                 lines.append(f"  {v.check:<18} {v.verdict:<14} {v.note}".rstrip())
-        for name in self.failed:
-            check = self.catalogue[name]
-            lines += ["", f"{name} ({check.group}): {check.meaning}", f"  {check.advice}"]
+        for check in map(self.catalogue.__getitem__, self.failed):
+            lines += ["", f"{check.name} ({check.group}): {check.meaning}", f"  {check.advice}"]
         count = Counter(v.verdict for v in self.verdicts)
-        total = ", ".join(
-            f"{count[word]} {word}" for word in ("pass", "fail", "error", "not applicable") if count[word]
-        )
+        total = ", ".join(f"{count[word]} {word}" for word in Word.__args__ if count[word])
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
@@ -115,10 +112,7 @@ def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_verdict(store: Path, report: Report) -> Path:
-    """Store a report; it replaces one on the same version of the optimizer, with the same optimizer for the rest.
-
-    Returns:
-        The file.
+    """Store a report in a file; it replaces one on the same version of the optimizer, with the same `opt.rest`.
 
     Raises:
         UserError: it cannot be written.
@@ -138,11 +132,8 @@ def write_verdict(store: Path, report: Report) -> Path:
 def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> Report | None:
     """The stored report on an optimizer that is still valid; None if there is none, or one with errors.
 
-    Args:
-        store: the store.
-        name: of the optimizer; its version and the digest of its source must be those of the report.
-        options: its hyperparameters, likewise.
-        versions: of Python, torch and the suite, likewise; all checks must be in it.
+    Valid means: the optimizer's version and digest, its `options`, the `versions` of Python, torch and the suite, and
+    the list of checks are those of now.
     """
     from bench.store.load import Damaged
     from bench.store.reports import CheckRecord, check_path, read_report
@@ -153,12 +144,9 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    words = [each["verdict"] for each in record.verdicts]
-    whole = [each["check"] for each in record.verdicts] == [*catalogue()] and "error" not in words
-    if record.options != written(options) or record.versions != versions or not whole:
+    rows = [{k: v for k, v in row.items() if k in Verdict.__dataclass_fields__} for row in record.verdicts]
+    verdicts = tuple(Verdict(**row | {"measured": row["measured"] and float(row["measured"])}) for row in rows)
+    if record.options != written(options) or record.versions != versions or "error" in [v.verdict for v in verdicts]:
         return None
-    fields = [{key: each[key] for key in Verdict.__dataclass_fields__} for each in record.verdicts]
-    for values in fields:
-        values["measured"] = None if values["measured"] is None else float(values["measured"])  # may be the word inf
     about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
-    return Report(name, options, about, tuple(Verdict(**values) for values in fields))
+    return Report(name, options, about, verdicts) if [v.check for v in verdicts] == [*catalogue()] else None

@@ -44,13 +44,13 @@ def at_most(tolerance: float, measured: float, message: str) -> None:
 class Attention(nn.Module):
     """An attention head with a linear readout and a logistic loss; all parameters may be matrices."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, *, matrices: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, *, matrices: bool = False) -> None:
         super().__init__()
         column = (1,) if matrices else ()
-        self.keys = nn.Parameter(0.5 * _draw(seed + 1, WIDTH, WIDTH).to(dtype))
-        self.values = nn.Parameter(0.5 * _draw(seed + 2, WIDTH, 3).to(dtype))
-        self.readout = nn.Parameter(0.5 * _draw(seed + 3, 3, *column).to(dtype))
-        self.bias = nn.Parameter(0.5 * _draw(seed + 4, 1, *column).to(dtype))
+        self.keys = nn.Parameter(0.5 * _draw(1, WIDTH, WIDTH).to(dtype))
+        self.values = nn.Parameter(0.5 * _draw(2, WIDTH, 3).to(dtype))
+        self.readout = nn.Parameter(0.5 * _draw(3, 3, *column).to(dtype))
+        self.bias = nn.Parameter(0.5 * _draw(4, 1, *column).to(dtype))
         self.inputs = _draw(5, SAMPLES, TOKENS, WIDTH).to(dtype)
         self.labels = torch.sign(self.inputs[:, 0, 0] + self.inputs[:, 0, 1])
 
@@ -75,13 +75,13 @@ class Attention(nn.Module):
 
 
 class Stepper:
-    """A model and an optimizer (None if only the model is evaluated); `calls` counts those of the closure, by step.
+    """A model and its optimizer; `calls` counts those of the closure, by step.
 
     Every protocol works: gradients are in `.grad` before `step(closure)`, and the closure, as torch documents it,
     clears them and evaluates again.
     """
 
-    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
+    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any, seeds: int = 0) -> None:
         self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
         self.params: list[Any] = list(model.parameters())
         self.start = values(self.params)
@@ -178,28 +178,16 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
-def generators() -> dict[str, Any]:
+def generators() -> dict[str, bytes]:
     """The states of the global generators."""
-    _, keys, *rest = np.random.get_state()
-    return {
-        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
-        "numpy's generator": (np.asarray(keys).tobytes(), *rest),
-        "Python's generator": random.getstate(),
-    }
-
-
-def _copied(tensor: Tensor) -> Any:
-    return tensor.detach().clone()
+    states = torch.default_generator.get_state().numpy(), np.random.get_state(), random.getstate()
+    return dict(zip(("torch's generator", "numpy's generator", "Python's generator"), map(pickle.dumps, states)))
 
 
 def leaves(
-    value: Any,
-    place: str = "",
-    *,
-    of: Callable[[Tensor], Any] = _copied,
-    depth: int = 8,
+    value: Any, place: str = "", of: Callable[[Tensor], Any] = lambda t: t.detach().clone(), depth: int = 8,
     seen: set[int] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Tensors (as `of` gives them), numbers, words and states of generators in containers and objects, by place."""
     if value is None or isinstance(value, int | float | str):
         return {place: value}
@@ -216,7 +204,7 @@ def leaves(
     if isinstance(value, Optimizer):
         usual = vars(torch.optim.SGD([torch.zeros(1)]))
         others = {f"self.{name}": member for name, member in vars(value).items() if name not in usual}
-        members = {f"{place}{name}": member for name, member in {"state_dict()": value.state_dict(), **others}.items()}
+        members = {"state_dict()": value.state_dict(), **others}
     elif isinstance(value, Mapping):  # keyed by tensors, which are others after loading
         keys = [i if isinstance(key, Tensor) else key for i, key in enumerate(value)]
         members = {f"{place}[{key!r}]" if place else str(key): value[k] for key, k in zip(keys, value, strict=True)}
@@ -224,9 +212,7 @@ def leaves(
         members = {f"{place}[{i}]": member for i, member in enumerate(value)}
     else:
         members = {f"{place}.{name}": member for name, member in getattr(value, "__dict__", {}).items()}
-    return {
-        k: v for at, member in members.items() for k, v in leaves(member, at, of=of, depth=depth - 1, seen=seen).items()
-    }
+    return {k: v for at, member in members.items() for k, v in leaves(member, at, of, depth - 1, seen).items()}
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float = 0.0) -> str:
@@ -242,9 +228,6 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: floa
             a, b = a.nan_to_num(), b.nan_to_num()
             if not (torch.equal(a, b) or (tolerance and bool(((a - b).abs() <= tolerance * a.abs().max()).all()))):
                 return f"{place} differs"
-        elif isinstance(a, bytes):
-            if a != b:
-                return f"{place} is in another state"
         elif type(a) is not type(b) or (a != b and a == a):
-            return f"{place} is {b!r} in place of {a!r}"
+            return f"{place} is in another state" if isinstance(a, bytes) else f"{place} is {b!r} in place of {a!r}"
     return next((f"{place} is new" for place in other if place not in one), "")
