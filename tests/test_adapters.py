@@ -154,7 +154,7 @@ def test_a_default_that_cannot_be_written_is_no_option() -> None:
     assert parse_options("opt", options, {}) == {"lr": 0.1, "shard": None}
 
 
-@pytest.mark.parametrize("check", ["builds", "resume", "copies", "frozen", "closure"])
+@pytest.mark.parametrize("check", ["builds", "resume", "frozen", "closure"])
 def test_adapted_optimizers_pass_the_checks(check: str) -> None:
     catalogue()[check].function(Subject(OnLoss))
 

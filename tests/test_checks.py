@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench.config.checks import check
 from bench.config.run_config import resolve
 from bench.errors import UserError
+from bench.store.store import Store
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 
 
@@ -77,3 +79,68 @@ def test_a_dry_run_refuses_the_same_settings_as_a_run(cli: Any) -> None:
     for words in (["--opt.lr=-1"], ["--trainer.batch_size", "5"]):
         answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--dry-run", *words)
         assert (answer.code, answer.out) == (2, "")
+
+
+class ClearsFirst(Plain):
+    """Clears the gradients and then calls the closure, as torch documents."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.zero_grad()
+        with torch.enable_grad():
+            loss = closure()
+        super().step()
+        return loss
+
+
+class ChangesLoss(Plain):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure).mul_(0)
+
+
+class ReusesTensors(Plain):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.step_sizes = (torch.zeros(()), torch.zeros(()))
+
+    def step(self, closure: Any = None) -> Any:
+        for size in self.step_sizes:
+            size += 1
+        return super().step(closure)
+
+
+class NeverMoves(Plain):
+    def step(self, closure: Any = None) -> Any:
+        return closure()
+
+
+class StepsInHooks(Plain):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        for p in self.param_groups[0]["params"]:
+            p.register_post_accumulate_grad_hook(self.move)
+
+    def move(self, p: Tensor) -> None:
+        with torch.no_grad():
+            p.sub_(p.grad, alpha=0.1)
+
+
+def curve_of(name: str, cli: Any, store: Any) -> Any:
+    """The answer of a short run of an optimizer of this module, and its curve."""
+    answer = cli("fit", "--task", "synthetic", "--opt", f"tests.test_checks:{name}", "--trainer.max_steps", 5)
+    run = next(run for run in Store(store).runs() if run.opt.endswith(f":{name}"))
+    return answer, Store(store).tables(run.run_id)["curve"] if answer.code == 0 else None
+
+
+@pytest.mark.parametrize("name", ["ClearsFirst", "ChangesLoss", "ReusesTensors"])
+def test_a_step_may_use_torchs_whole_protocol(name: str, cli: Any, store: Any) -> None:
+    (_, plain), (answer, curve) = (curve_of(method, cli, store) for method in ("Plain", name))
+    assert answer.code == 0
+    assert list(curve["loss"]) == list(plain["loss"])
+    assert list(curve["applied_step"]) == ([1, 2, 3, 4, 5] if name == "ReusesTensors" else [0.1] * 5)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("NeverMoves", "never changes a weight"), ("StepsInHooks", "in hooks")])
+def test_a_method_that_does_not_train_in_its_step_fails(name: str, reason: str, cli: Any, store: Any) -> None:
+    answer, _ = curve_of(name, cli, store)
+    assert answer.code == 1
+    assert reason in answer.err

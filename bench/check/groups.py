@@ -21,6 +21,7 @@ from bench.check.steps import (
     at_most,
     difference,
     equal,
+    flat,
     gap,
     gradients,
     leaves,
@@ -36,20 +37,28 @@ _REFUSALS = (ValueError, NotImplementedError)
 def check_groups(optimizer: Subject) -> None:
     """Two parameter groups equal one, also if the second is added later; a further one leaves the others as they are.
 
-    Weight decay by layer and gradual unfreezing need groups; the momentum of old parameters must stay. Tolerance 1e-9
-    of the way: only the order of summation may differ. To refuse groups is no fault. Mend: loop over all of
-    self.param_groups, compute norms and other sums over all groups, with each group's own lr, before changing any
-    weight, and create state for new parameters only.
+    Tolerance 1e-9 of the way: only the order of summation may differ. To refuse groups is no fault. Mend: loop over all
+    of self.param_groups, compute norms and other sums over all groups before changing any weight, and create state for
+    new parameters only.
     """
+
+    def grouped(number: int) -> Stepper:
+        """One group, two groups, or a second one that is added later."""
+        forms = (list, lambda params: [{"params": params[half]} for half in _HALVES], lambda params: params[:2])
+        stepper = optimizer.stepper(groups=forms[number])
+        if number == 2:
+            _add_group(stepper, stepper.params[2:])
+        return stepper
+
     try:
-        ways = {"two groups": optimizer.stepper(groups=lambda params: [{"params": params[h]} for h in _HALVES])}
-        if not optimizer.by_role:
-            later = ways["a group added later"] = optimizer.stepper(groups=lambda params: params[:2])
-            _add_group(later, later.params[2:])
-        for name, way in ways.items():
-            one = optimizer.stepper().run(1)
-            message = f"{_first_difference(one, way.run(1), name) or name}; the gap to one group is"
-            at_most(ROUNDING, way.run(STEPS - 1).gap(one.run(STEPS - 1)), message)
+        for number, name in enumerate(("two groups", "a group added later") if not optimizer.by_role else ("two",), 1):
+            one, way = optimizer.stepper().run(1), grouped(number).run(1)
+            states = (leaves(stepper.optimizer.state_dict()["state"], "state") for stepper in (one, way))
+            what = difference(*states, tolerance=1e-6)
+            gaps = [gap([p], [q], [start]) for p, q, start in zip(way.params, one.params, one.start, strict=True)]
+            others = ", ".join(str(i) for i, size in enumerate(gaps) if size > ROUNDING)
+            what = what or (f"parameters {others} get other updates" if others else "the gap to one group is")
+            at_most(ROUNDING, way.run(STEPS - 1).gap(one.run(STEPS - 1)), f"{name}: {what}")
         plain, grown = optimizer.stepper().run(3), optimizer.stepper().run(3)
         extra = nn.Parameter(torch.ones(3, 2, dtype=torch.float64))  # without a gradient, so that norms stay
         _add_group(grown, [extra])
@@ -66,16 +75,6 @@ def _add_group(stepper: Stepper, params: list[Any]) -> None:
     in_training(stepper.optimizer)
 
 
-def _first_difference(one: Stepper, other: Stepper, name: str) -> str:
-    """Differences of a step: state of a parameter, or updates of some."""
-    states = (leaves(stepper.optimizer.state_dict()["state"], "state") for stepper in (one, other))
-    if what := difference(*states, tolerance=1e-6):
-        return f"{name}: {what}"
-    pairs = enumerate(zip(other.params, one.params, one.start, strict=True))
-    moved = [str(i) for i, (p, q, start) in pairs if gap([p], [q], [start]) > ROUNDING]
-    return f"{name}: parameters {', '.join(moved)} get other updates" if moved else ""
-
-
 @group("changes results")
 def check_group_values(optimizer: Subject) -> str:
     """Each group uses its own hyperparameters and flags: lr, momentum, decay, nesterov, ...
@@ -87,8 +86,17 @@ def check_group_values(optimizer: Subject) -> str:
     """
     optimizer.refuse_chance()
     start = values(optimizer.attention().parameters())
+
+    def moved(arguments: Mapping[str, Any], pair: Any = ({}, {}), order: Any = (0, 1)) -> list[Tensor]:
+        """Weights after some steps of two groups with a pair of values, in an order, with synthetic gradients."""
+        params = list(optimizer.attention().parameters())
+        instance = optimizer.make([{"params": params[_HALVES[i]], **pair[i]} for i in order], **arguments)
+        for step in range(4):
+            optimizer.push(instance, params, gradients([p.shape for p in params], step))
+        return values(params)
+
     try:
-        plain = _moved(optimizer)
+        plain = moved({})
     except _REFUSALS as error:
         pytest.skip(f"it refuses parameter groups: {error}")
     options = optimizer.stepper().optimizer.param_groups[0]
@@ -97,15 +105,14 @@ def check_group_values(optimizer: Subject) -> str:
         value = optimizer.hparams[name]
         for other in others if name in options else ():
             try:
-                uniform = [plain, _moved(optimizer, {name: other})]
+                uniform = [plain, moved({name: other})]
             except Exception:
                 continue  # an illegal value
             if not MATTERS < gap(uniform[1], plain, start) < inf:
                 continue
             pair = [{name: value}, {name: other}]
             try:
-                mixed = _moved(optimizer, {name: value}, pair)
-                swapped = _moved(optimizer, {name: other}, pair, order=(1, 0))
+                mixed, swapped = moved({name: value}, pair), moved({name: other}, pair, (1, 0))
             except Exception:
                 refused.append(label)
                 break
@@ -117,17 +124,6 @@ def check_group_values(optimizer: Subject) -> str:
                 raise Fault(f"{message} inf")
             break
     return ", ".join(used) + f"; it refuses two values of {', '.join(refused)}" * bool(refused)
-
-
-def _moved(
-    optimizer: Subject, arguments: Mapping[str, Any] | None = None, pair: Any = ({}, {}), order: Any = (0, 1)
-) -> list[Tensor]:
-    """Weights after some steps of two groups with a pair of values, in an order, with synthetic gradients."""
-    params = list(optimizer.attention().parameters())
-    instance = optimizer.make([{"params": params[_HALVES[i]], **pair[i]} for i in order], **(arguments or {}))
-    for step in range(4):
-        optimizer.push(instance, params, gradients([p.shape for p in params], step))
-    return values(params)
 
 
 class _Noted(UserDict):
@@ -146,30 +142,24 @@ class _Noted(UserDict):
 def check_unread(optimizer: Subject) -> None:
     """Every hyperparameter that the constructor puts into the groups is read by a step.
 
-    One that is declared and never read is tuned for nothing. It counts as read if a step looks it up, at the default or
-    at another value of some hyperparameter, or if another value changes the steps. Mend: use it, or remove it.
+    One that is never read is tuned for nothing. It counts as read if a step looks it up at some value of some
+    hyperparameter, or if another value changes the steps. Mend: use it, or remove it.
     """
     if optimizer.by_role:
         pytest.skip("several optimizers share its groups")
-    plain = optimizer.stepper().run()
+    plain, read = optimizer.stepper().run(), set[str]()
     unread = {name for name in plain.optimizer.param_groups[0] if name in optimizer.hparams} - {*KERNELS}
     for _, setting in optimizer.settings():
-        read = set[str]()
         with suppress(Exception):  # an illegal value
+            if unread & setting.keys() and optimizer.stepper(arguments=setting).run().gap(plain):
+                read |= setting.keys()  # the constructor may use it
             stepper = optimizer.stepper(arguments=setting)
-            groups = stepper.optimizer.param_groups
-            groups[:] = [_Noted(group, read) for group in groups]
+            stepper.optimizer.param_groups[:] = [_Noted(group, read) for group in stepper.optimizer.param_groups]
             stepper.optimizer.defaults = _Noted(stepper.optimizer.defaults, read)
             stepper.run(2)
-        unread -= read
-        if not unread:
+        if unread <= read:
             return
-    for _, setting in optimizer.settings():
-        if unread & setting.keys():  # the constructor may use it
-            with suppress(Exception):
-                unread -= setting.keys() if optimizer.stepper(arguments=setting).run().gap(plain) else set()
-    if unread:
-        raise Fault(f"no step reads {', '.join(sorted(unread))} from the groups")
+    raise Fault(f"no step reads {', '.join(sorted(unread - read))} from the groups")
 
 
 @group("changes results")
@@ -177,30 +167,29 @@ def check_schedule(optimizer: Subject) -> str:
     """It follows torch schedulers: lr halved by a schedule equals half of lr from the start, and later changes count.
 
     Tolerance 1e-9 of the way, without weight decay, which may be relative to the initial lr; after three steps, half or
-    double of lr must change the steps if it does so at the start. Mend: read group['lr'] in every step, not the
-    constructor's argument, and keep no copy of the first one; every group needs an 'lr'.
+    double of lr must change the steps if it does so at the start. Mend: every group needs an 'lr'; read it in every
+    step, keep no copy, and leave it as it is, or declare Traits(sets_lr=True) in the OptimizerSpec.
     """
     without = optimizer.without_decay
     scheduled, plain = optimizer.stepper(arguments=without), optimizer.stepper(arguments=without)
     _check_lr(optimizer, scheduled)
     LambdaLR(scheduled.optimizer, lambda step: 0.5)
     scheduled.run()
-    note = ""
-    if optimizer.lr is None:
-        if scheduled.gap(plain.run()) == 0:
-            raise Fault("half of the groups' lr gives the same steps")
-        note = "the constructor has no argument lr; half of it gave other steps"
-    else:
+    before = _rates(plain)
+    if (what := difference(before, _rates(plain.run()))) and not optimizer.spec.traits.sets_lr:
+        raise Fault(f"after 6 steps, {what}")
+    if optimizer.lr is not None:
         expected = optimizer.stepper(arguments={**without, "lr": optimizer.lr / 2}).run()
         at_most(ROUNDING, scheduled.gap(expected), "the gap to half of lr from the start is")
+    elif scheduled.gap(plain) == 0:
+        raise Fault("half of the groups' lr gives the same steps")
     stepper = optimizer.stepper().run(3)
-    before = values(stepper.params)
-    if gap(before, stepper.run(2).params, stepper.start) > MATTERS:  # else it has converged
+    if gap(values(stepper.params), stepper.run(2).params, stepper.start) > MATTERS:  # else it has converged
         for factor in (0.5, 2.0):
             early, late = (_gap_by_lr(optimizer, steps, factor) for steps in (0, 3))
             if early > MATTERS >= late:
                 raise Fault(f"lr times {factor:g} changes the steps from the start, but not after 3 steps")
-    return note
+    return "the constructor has no argument lr; half of it gave other steps" if optimizer.lr is None else ""
 
 
 def _check_lr(optimizer: Subject, stepper: Stepper) -> None:
@@ -211,6 +200,10 @@ def _check_lr(optimizer: Subject, stepper: Stepper) -> None:
             pytest.skip("its lr is None: it sets its own step size")
         if not isinstance(options.get("lr"), float | int | Tensor):
             raise Fault(f"param_groups[{i}] has no numeric 'lr'")
+
+
+def _rates(stepper: Stepper) -> dict[str, Any]:
+    return leaves([group.get("lr") for group in stepper.optimizer.param_groups], "lr of group ")
 
 
 def _gap_by_lr(optimizer: Subject, before: int, factor: float) -> float:
@@ -224,8 +217,8 @@ def _gap_by_lr(optimizer: Subject, before: int, factor: float) -> float:
 def check_tensor_lr(optimizer: Subject) -> None:
     """The lr may be a 0-dim tensor, also one whose value a scheduler changes in place.
 
-    CUDA graphs and torch.compile need it: torch's own schedulers fill such a tensor. Tolerance 1e-6 of the way. Mend:
-    use lr in arithmetic only, as `p.sub_(lr * d)` instead of `p.sub_(d, alpha=lr)`, and keep no copy.
+    CUDA graphs and torch.compile need it. Tolerance 1e-6 of the way. Mend: use lr in arithmetic only, as
+    `p.sub_(lr * d)` instead of `p.sub_(d, alpha=lr)`, and keep no copy.
     """
     if not optimizer.lr:
         pytest.skip("its constructor takes no numeric lr")
@@ -242,35 +235,12 @@ def check_tensor_lr(optimizer: Subject) -> None:
 
 
 @group("changes results")
-def check_own_lr(optimizer: Subject) -> str:
-    """A step leaves group['lr'] unchanged, or the optimizer declares sets_lr.
-
-    Schedulers read and write it. Exact. Mend: store your own step sizes under another name, or declare
-    Traits(sets_lr=True) in the OptimizerSpec.
-    """
-    stepper = optimizer.stepper()
-    for _ in range(4):
-        before = _rates(stepper)
-        stepper.step()
-        if what := difference(before, _rates(stepper)):
-            if optimizer.spec.traits.sets_lr:
-                return "as declared"
-            raise Fault(f"after a step, {what}")
-    return ""
-
-
-def _rates(stepper: Stepper) -> dict[str, Any]:
-    return leaves([group.get("lr") for group in stepper.optimizer.param_groups], "lr of group ")
-
-
-@group("changes results")
 def check_lr_zero(optimizer: Subject) -> None:
     """At lr = 0 no weight leaves the place where training has been, and training continues after it.
 
     Warm-up starts at 0, and schedules may end or pause there. From the start, nothing may move by more than 1e-9 of the
-    weights' size, which is rounding; in a pause, averages may still be taken, so a weight may move back to where it was
-    (a lookahead), but not beyond. Mend: multiply every change of the weights by lr, including weight decay and noise,
-    and never divide by lr.
+    weights' size, which is rounding; in a pause, averages may be taken, so a weight may move back (a lookahead), but
+    not beyond where it was. Mend: multiply every change of the weights by lr, also decay, and never divide by lr.
     """
     stepper = optimizer.stepper()
     _check_lr(optimizer, stepper)
@@ -279,20 +249,16 @@ def check_lr_zero(optimizer: Subject) -> None:
     at_most(ROUNDING, gap(stepper.run(3).params, stepper.start, zeros), "3 steps at lr = 0 from the start move by")
     stepper = optimizer.stepper()
     places = [stepper.start, *(values(stepper.run(1).params) for _ in range(3))]
-    before, rates = places[-1], [group["lr"] for group in stepper.optimizer.param_groups]
+    rates = [group["lr"] for group in stepper.optimizer.param_groups]
     stepper.scale_lr(0.0)
-    stepper.run(3)
+    paused = values(stepper.run(3).params)
     if not optimizer.spec.traits.averages:
         ranges = [torch.stack(list(visited)) for visited in zip(*places, strict=True)]
-        within = [p.detach().clamp(r.amin(0), r.amax(0)) for p, r in zip(stepper.params, ranges, strict=True)]
-        at_most(ROUNDING, gap(stepper.params, within, zeros), "after 3 steps, 3 at lr = 0 move beyond where it was by")
+        within = [p.clamp(r.amin(0), r.amax(0)) for p, r in zip(paused, ranges, strict=True)]
+        at_most(ROUNDING, gap(paused, within, zeros), "after 3 steps, 3 at lr = 0 move beyond where it was by")
     for options, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
         options["lr"] = lr
-    paused = values(stepper.params)
-    stepper.run(3)
-    if not all(p.isfinite().all() for p in stepper.params):
+    if not flat(stepper.run(3).params).isfinite().all():
         raise Fault("after a pause at lr = 0, weights are not finite")
-    if equal(stepper.params, paused) and not equal(before, stepper.start):
-        if equal(optimizer.stepper().run(6).params, before):
-            pytest.skip("it has converged before the pause")
+    if equal(stepper.params, paused) and not equal(optimizer.stepper().run(6).params, places[-1]):  # not converged
         raise Fault("after a pause at lr = 0, the weights no longer change")

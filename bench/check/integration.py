@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, gap, values
+from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, flat, gap, values
 from bench.check.subject import Subject
 from bench.errors import described
 from bench.machine import crowding
@@ -50,13 +50,12 @@ def check_grad_scaler(optimizer: Subject) -> None:
     if optimizer.spec.traits.calls_closure_again or optimizer.spec.traits.create_graph:
         pytest.skip("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
     plain, scaled = (optimizer.stepper(optimizer.attention(torch.float32)) for _ in range(2))
-    scaler, overflow = torch.amp.GradScaler("cpu", init_scale=2.0**10), False
+    scaler, scale = torch.amp.GradScaler("cpu", init_scale=2.0**10), 1.0
 
     def by(closure: Any) -> Any:
         loss = closure()
-        with torch.no_grad():
-            for p in scaled.params:
-                p.grad.mul_(inf if overflow else scaler.get_scale())
+        for p in scaled.params:
+            p.grad.mul_(scale * scaler.get_scale())
         scaler.scale(torch.zeros(()))  # tells the scaler that a loss was scaled
         scaler.unscale_(scaled.optimizer)
         value = scaler.step(scaled.optimizer, lambda: loss)
@@ -64,13 +63,13 @@ def check_grad_scaler(optimizer: Subject) -> None:
         return value
 
     at_most(1e-5, scaled.run(by=by).gap(plain.run()), "the gap to a run without it is")
-    before, overflow = values(scaled.params), True
+    before, scale = values(scaled.params), inf
     scaled.step(by=by)
     if not equal(scaled.params, before):
         raise Fault("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
-    overflow = False
+    scale = 1.0
     scaled.step(by=by)
-    if not all(p.isfinite().all() for p in scaled.params):
+    if not flat(scaled.params).isfinite().all():
         raise Fault("after a skipped step, weights are not finite")
 
 
@@ -101,9 +100,8 @@ class _Shared(Attention):
 def check_ddp(optimizer: Subject) -> None:
     """Under DDP two processes, with other global seeds, stay bit-identical and agree with one process.
 
-    Data are drawn differently by rank. Tolerance to one process 1e-9 of the way. Mend: gradients and loss are already
-    averaged over ranks: do not reduce or divide them again, and use nothing that differs between ranks; draw from your
-    own torch.Generator with one seed on all ranks.
+    Tolerance to one process 1e-9 of the way. Mend: gradients and loss are already averaged over ranks: do not reduce
+    them again, and use nothing that differs between ranks; draw from your own torch.Generator with one seed on all.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -122,9 +120,8 @@ def check_ddp(optimizer: Subject) -> None:
 def check_fsdp(optimizer: Subject) -> None:
     """Under FSDP2 two processes agree with one process; one of them holds no element of the last parameter.
 
-    Tolerance 1e-6 of the way: sums over shards have another order, and torch computes some in float32. Mend: norms and
-    other sums must cover all shards: optimizers.norms does, .to_local() and float() see one shard; an exception means
-    that an operation does not support sharded tensors (DTensor).
+    Tolerance 1e-6 of the way: torch computes some sums in float32. Mend: norms and other sums must cover all shards:
+    .to_local() and float() see one; an exception means that an operation does not support sharded tensors (DTensor).
     """
     optimizer.refuse_chance()
     from torch.distributed.device_mesh import init_device_mesh
@@ -209,7 +206,7 @@ def _run_of(optimizer: Subject) -> Iterator[Any]:
 def check_lanes(optimizer: Subject) -> None:
     """Vectorised runs, as in sweeps: the pure update equals the class.
 
-    Lanes differ in lr, and in each other float in turn. Tolerance 1e-9 of the way. Mend: compare the function of
+    Lanes differ in lr, and in another float. Tolerance 1e-9 of the way. Mend: compare the function of
     OptimizerSpec.update with step line by line.
     """
     if optimizer.spec.pure_update is None or optimizer.lr is None:
@@ -217,17 +214,15 @@ def check_lanes(optimizer: Subject) -> None:
     with _run_of(optimizer) as task:
         from bench.check.task import lanes_gap
 
-        rates = [{"opt.lr": factor * optimizer.lr} for factor in (1.0, 0.5, 2.0)]
         for label, name, others in optimizer.variants():
-            value = optimizer.hparams[name]
-            legal: list[Any] = [value]
-            for other in others if isinstance(value, float) and name != "lr" else ():
+            values, lr = [optimizer.hparams[name]], optimizer.lr
+            for value in others if isinstance(values[0], float) else ():
                 with suppress(Exception):  # an illegal value
-                    optimizer.stepper(arguments={name: other})
-                    legal.append(other)
-            if len(legal) > 1 or name == "lr":
-                more = [{} if name == "lr" else {f"opt.{name}": each} for each in legal]
-                lanes = [rate | values for rate, values in zip(rates, cycle(more), strict=False)]
+                    optimizer.stepper(arguments={name: value})
+                    values.append(value)
+            pairs = zip((lr, lr / 2, 2 * lr), cycle(values), strict=False)
+            if len(values) > 1:
+                lanes = [{"opt.lr": rate} if name == "lr" else {"opt.lr": rate, f"opt.{name}": x} for rate, x in pairs]
                 at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, with values of {label}: the gap")
 
 

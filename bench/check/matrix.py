@@ -51,7 +51,7 @@ def members(words: Sequence[str]) -> dict[str, str]:
             raise UserError(f"{reason} Did you mean {near!r}?" if near else reason)
         if not line["packages"]:
             raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
-        packages = line["packages"] | packages
+        packages |= line["packages"]
     if len(lines) < len(words):
         raise UserError(f"importing {words[len(lines)]}: the process ended with code {done.returncode}")
     return packages
@@ -87,37 +87,28 @@ def _public(module: str) -> list[str]:
 
 def board(results: Sequence[Report], packages: Mapping[str, str]) -> Board:
     """The matrix: packages, optimizers with a column for each check, checks with totals, and all failures."""
-    by_severity = sorted(results, key=lambda report: (not report.built, len(report.serious), len(report.failed)))
     run = {verdict.check for report in results for verdict in report.verdicts}
-    checks = sorted(
-        (check for check in catalogue().values() if check.name in run),
-        key=lambda check: [*GROUPS].index(check.group),
-    )
+    checks = [c for group in GROUPS for c in catalogue().values() if c.group == group and c.name in run]
     count = Counter((v.check, v.verdict) for report in results for v in report.verdicts)
     sums, matrix, failures = dict[str, Counter[str]](), [], []
-    for report in by_severity:
-        words = {v.check: _WORDS[v.verdict] for v in report.verdicts}
+    for report in sorted(results, key=lambda report: (not report.built, len(report.serious), len(report.failed))):
+        package, words = packages[report.name], {v.check: _WORDS[v.verdict] for v in report.verdicts}
         faults, less = len(report.serious), len(report.failed) - len(report.serious)
         counts = (faults, less) if report.built else ("not built", None)
-        matrix.append([report.name, packages[report.name], *counts, *(words.get(c.name) for c in checks)])
-        held = {"built": report.built, "sound": report.built and report.ok, "all": not report.failed}
-        sums.setdefault(packages[report.name], Counter()).update({"optimizers": 1, **held})
+        matrix.append([report.name, package, *counts, *(words.get(c.name) for c in checks)])
+        sound = report.built and report.ok
+        sums.setdefault(package, Counter()).update(n=1, built=report.built, sound=sound, all=not report.failed)
         failures += [(report.name, check, without_folders(report[check].note)) for check in report.failed]
-    by_package = [(name, s["optimizers"], s["built"], s["sound"], s["all"]) for name, s in sums.items()]
+    by_package = [(package, *(s[key] for key in ("n", "built", "sound", "all"))) for package, s in sums.items()]
     by_check = [(c.name, c.meaning, c.group, *(count[c.name, word] for word in _WORDS)) for c in checks]
-    return Board(
-        "conformance",
-        f"Conformance of {len(results)} optimizers",
-        [
-            Table.of(["package", "optimizers", "built", "without a fault", "pass all"], by_package, "By package"),
-            Table.of(
-                ["optimizer", "package", "faults", "less", *(c.name for c in checks)], matrix, "Optimizers and checks"
-            ),
-            Table.of(["check", "object of the check", "a failure", *_WORDS.values()], by_check, "By check"),
-            Table.of(["optimizer", "check", "failure"], failures, "Failures"),
-        ],
-        [_LEGEND],
-    )
+    heads = ["optimizer", "package", "faults", "less", *(c.name for c in checks)]
+    tables = [
+        Table.of(["package", "optimizers", "built", "without a fault", "pass all"], by_package, "By package"),
+        Table.of(heads, matrix, "Optimizers and checks"),
+        Table.of(["check", "object of the check", "a failure", *_WORDS.values()], by_check, "By check"),
+        Table.of(["optimizer", "check", "failure"], failures, "Failures"),
+    ]
+    return Board("conformance", f"Conformance of {len(results)} optimizers", tables, [_LEGEND])
 
 
 def without_folders(note: str) -> str:
@@ -126,14 +117,7 @@ def without_folders(note: str) -> str:
 
 
 def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path], store: Path, limit: float) -> Answer:
-    """Compute the matrix and write it; the report on an optimizer is stored once all of its checks are done.
-
-    Args:
-        words: optimizers, modules or files.
-        only: names of checks; None for all.
-        out: files, with the ending of a format.
-        store: folder of the reports.
-        limit: seconds that one check may take.
+    """Check what the words name (see `members`), and write the matrix into files and each report into the store.
 
     Raises:
         UserError: a word names no optimizer, or a file cannot be written.

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.check.catalogue import GROUPS, SERIOUS, Check, Kind, catalogue
+from bench.store.files import making, write_json
+from bench.store.load import Damaged
+from bench.store.reports import CheckRecord, check_path, read_report
 from bench.text import counted, plain
+from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 
 Word = Literal["pass", "fail", "not applicable", "error"]
@@ -37,7 +41,7 @@ class Verdict:
 class Report:
     """All verdicts on an optimizer or a task, in the order of the catalogue.
 
-    `about` has target, package, versions, and constructor arguments; it is empty if it could not be loaded.
+    `about` has target, version, package, versions, and constructor arguments; it is empty if it could not be loaded.
     """
 
     name: str
@@ -118,11 +122,8 @@ def write_verdict(store: Path, report: Report) -> Path:
         UserError: it cannot be written.
         RunFailed: the disk is full.
     """
-    from bench.store.files import making, write_json
-    from bench.store.reports import check_path
-
-    about = report.about
-    path = check_path(store, report.name, about.get("version"), about.get("package"), report.options.get(REST))
+    version, package = (report.about.get(key) for key in ("version", "package"))
+    path = check_path(store, report.name, version, package, report.options.get(REST))
     with making(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report.as_json(), indent=1)
@@ -135,10 +136,6 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
     Valid means: the optimizer's version and digest, its `options`, the `versions` of Python, torch and the suite, and
     the list of checks are those of now.
     """
-    from bench.store.load import Damaged
-    from bench.store.reports import CheckRecord, check_path, read_report
-    from optimizers import OPTIMIZERS
-
     spec = OPTIMIZERS[name]
     try:
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)

@@ -2,28 +2,30 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from platform import python_version
 from typing import Any, NamedTuple
 
 from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Report, Verdict
+from bench.check.report import Report, Verdict, written
 from bench.config.options import is_none
-from bench.errors import UserError, check_known
+from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
+from optimizers.plugins import PluginError
 from tasks import TASKS
 
 LIMIT = 30.0
@@ -57,14 +59,9 @@ def request_of(
 ) -> Request:
     """A request to check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
 
-    Args:
-        name: of the optimizer or task.
-        only: names of checks; all if None.
-        reference: an optimizer whose steps this one's must equal.
-        options: hyperparameters or options of the task, as values or as words of the command line.
-        quick: whether to leave out checks that start processes and trainings.
-        kind: whether it is an optimizer or a task.
-        data: the data folder, for a task.
+    `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
+    hyperparameters or those of the task, as values or as words of the command line; `reference` is an optimizer whose
+    steps must be equal; `data` is the data folder for a task.
 
     Raises:
         UserError: there is no such optimizer, task or check.
@@ -78,14 +75,8 @@ def request_of(
 
 
 def checks_of(kind: Kind, only: Sequence[str] | None, *, quick: bool = False) -> tuple[str, ...]:
-    """The named checks, or all (all quick ones) if None, in their order.
-
-    Raises:
-        UserError: there is no such check, or none is named.
-    """
+    """The named checks, or all (all quick ones) if None, in their order; UserError for an unknown one."""
     known = catalogue(kind)
-    if only is not None and not only:
-        raise UserError(f"no check is named; there are {', '.join(known)}")
     check_known("check", only or (), known)
     return tuple(name for name in known if (only is None or name in only) and (known[name].quick or not quick))
 
@@ -100,14 +91,10 @@ def reports(
 ) -> Generator[Report, None, None]:
     """Check several optimizers one after the other, in one process that is replaced when it ends or hangs.
 
-    Args:
-        requests: what to check.
-        limit: seconds that one check may take.
-        show: called with each verdict as it comes.
-        refuse: whether an optimizer that cannot be loaded or built raises an error; else it gets a verdict.
+    `limit` is in seconds for one check; `show` is called with each verdict as it comes.
 
     Raises:
-        UserError: see `refuse`.
+        UserError: an optimizer cannot be loaded or built; without `refuse`, it gets such a verdict instead.
     """
     with closing(_Worker(limit)) as worker:
         for request in requests:
@@ -123,21 +110,21 @@ def reports(
                 ended += "ended" in answer
                 if "unbuilt" in answer or (check == "builds" and not verdict.ok):
                     reason = "it does not build"
-                elif ended == _MOST_ENDED and not reason:
-                    reason = f"not run: {_MOST_ENDED} checks before ended the process"
+                elif ended == _MOST_ENDED:
+                    reason = reason or f"not run: {_MOST_ENDED} checks before ended the process"
             yield report
 
 
 class _Worker:
-    """A process with `bench.check.worker`; another one replaces it when it ends or takes too long."""
+    """A process that runs `work`; another one replaces it when it ends or takes too long."""
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.process = limit, None
+        self.limit = limit
+        self.process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, request: Request, check: str) -> dict[str, Any]:
-        """The answer to a request: fields of a verdict, and what `bench.check.worker` adds."""
-        if self.process is None:
-            self._start()
+        """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; whether the process has `ended`."""
+        process = self.process or self._start()
         seconds = self.limit * crowding()
         begun, note = time.monotonic(), f"not finished after {seconds:.2g} s"
         try:
@@ -145,31 +132,27 @@ class _Worker:
             while time.monotonic() < begun + seconds:
                 if self.pipe.poll(0.1):
                     return self.pipe.recv()
-                if self.process.poll() is not None:  # a child that it has forked may hold the pipe open
+                if process.poll() is not None:  # a child that it has forked may hold the pipe open
                     raise EOFError
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UserError(f"options must be plain values: {error}") from None
         except (EOFError, OSError):
             note = "the process ended"
         self.close()
         return {"verdict": "error", "note": note, "seconds": round(time.monotonic() - begun, 3), "ended": True}
 
-    def _start(self) -> None:
+    def _start(self) -> "subprocess.Popen[bytes]":
         self.pipe, theirs = Pipe()
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
-            python_with_path("from bench.check.worker import work; work(int(words[0]))", [str(theirs.fileno())]),
+            python_with_path("from bench.check.run import work; work(int(words[0]))", [str(theirs.fileno())]),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=os.environ | alone,
             start_new_session=True,  # its forks end with it
         )
         theirs.close()
-        try:
-            self.pipe.recv()  # it has imported torch, which the limit does not count
-        except EOFError:
-            raise UserError(f"the process of the checks ended with code {self.process.wait()}; see above") from None
+        self.pipe.recv()  # it has imported torch, which the limit does not count
+        return self.process
 
     def close(self) -> None:
         """End the process and its children."""
@@ -188,3 +171,76 @@ def python_with_path(code: str, words: Sequence[str]) -> list[str]:
         "from bench.process import shield\nshield()\nsys.path[:] = path\n"  # it finds the suite's packages first
     )
     return python_command("-c", begin + code, json.dumps([sys.path, list(words)]))
+
+
+# ---- In the other process --------------------------------------------------------------------------------------------
+
+
+def work(descriptor: int) -> None:
+    """Answer the requests of a `_Worker` from a pipe until it is closed; what optimizers print is lost."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
+    torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
+    pipe, process, subjects = Connection(descriptor), os.getpid(), dict[str, Any]()
+    for standard in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), standard)
+    pipe.send("ready")
+    with suppress(EOFError):
+        while True:
+            request, check, limit = pipe.recv()
+            begun = time.monotonic()
+            answer = _verdict(request, check, limit, subjects)
+            if os.getpid() != process:
+                break  # a process that the optimizer has forked
+            pipe.send(answer | {"seconds": round(time.monotonic() - begun, 3)})
+    os._exit(0)
+
+
+def _verdict(request: Request, check: str, limit: float, subjects: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request; `subjects` keeps the last subject."""
+    import pytest
+
+    from bench.check.steps import Fault, seed
+
+    more = dict[str, Any](unbuilt=True)
+    try:
+        if repr(request) not in subjects:
+            subjects.clear()
+            subjects[repr(request)] = _subject(request, limit)
+        subject = subjects[repr(request)]
+        more = {"about": _about(subject)}
+        seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            note = catalogue(request.kind)[check].function(subject)
+        return more | {"verdict": "pass", "note": note or ""}
+    except pytest.skip.Exception as skip:
+        return more | {"verdict": "not applicable", "note": str(skip)}
+    except Fault as fault:  # with the line of the optimizer's file, if any
+        note = described(fault).removeprefix("Fault: ")
+        return more | {"verdict": "fail", "note": note, "measured": fault.measured}
+    except (UserError, PluginError) as error:
+        return more | {"verdict": "error", "note": str(error), "refused": str(error)}
+    except BaseException as error:
+        return more | {"verdict": "error", "note": "; ".join([described(error), *getattr(error, "__notes__", [])])}
+
+
+def _subject(request: Request, limit: float) -> Any:
+    if request.kind == "task":
+        from bench.check.task import TaskSubject
+
+        return TaskSubject(request.name, request.options, request.data)
+    from bench.check.subject import Subject
+
+    return Subject(request.name, request.options, request.reference, limit=limit)
+
+
+def _about(subject: Any) -> dict[str, Any]:
+    from tasks.core.spec import place_of
+
+    spec = subject.spec
+    target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
+    about = {"target": target, "version": spec.version, "package": spec.package}
+    return about | {"versions": versions(), "arguments": written(subject.arguments)}

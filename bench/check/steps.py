@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from optimizers import OptimizerSpec
 
 STEPS = 6
-"""Steps of most checks: enough for momentum and bias corrections, few enough that rounding stays small."""
+"""Steps of most checks: enough for momentum and bias corrections. Ours."""
 ROUNDING = 1e-9
 """Tolerance of a gap: rounding of float64 over a few steps stays below it; a real fault gives 1e-3 and more."""
 MATTERS = 1e-6
@@ -75,7 +75,7 @@ class Attention(nn.Module):
 
 
 class Stepper:
-    """A model and its optimizer; `calls` counts those of the closure, by step.
+    """A model and its optimizer, and the number of steps `taken`.
 
     Every protocol works: gradients are in `.grad` before `step(closure)`, and the closure, as torch documents it,
     clears them and evaluates again.
@@ -85,7 +85,7 @@ class Stepper:
         self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
         self.params: list[Any] = list(model.parameters())
         self.start = values(self.params)
-        self.calls: list[int] = []
+        self.taken = 0
 
     def backward(self, parts: int = 1) -> Tensor:
         """The whole batch's mean loss, with its gradient in `.grad`."""
@@ -102,15 +102,10 @@ class Stepper:
 
     def step(self, parts: int = 1, by: Callable[..., Any] | None = None) -> Any:
         """One step of so many micro-batches, by a function of the closure or the optimizer's own `step`."""
-        seed(self.seeds + len(self.calls))
+        seed(self.seeds + self.taken)
+        self.taken += 1
         self.backward(parts)
-        self.calls.append(0)
-
-        def closure() -> Tensor:
-            self.calls[-1] += 1
-            return self.backward(parts)
-
-        return (by or self.optimizer.step)(closure)
+        return (by or self.optimizer.step)(lambda: self.backward(parts))
 
     def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
         """Several steps; returns itself."""
@@ -178,10 +173,13 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
-def generators() -> dict[str, bytes]:
+def generators() -> dict[str, Any]:
     """The states of the global generators."""
-    states = torch.default_generator.get_state().numpy(), np.random.get_state(), random.getstate()
-    return dict(zip(("torch's generator", "numpy's generator", "Python's generator"), map(pickle.dumps, states)))
+    return {
+        "torch's generator": pickle.dumps(torch.default_generator.get_state().numpy()),
+        "numpy's generator": pickle.dumps(np.random.get_state()),
+        "Python's generator": random.getstate(),
+    }
 
 
 def leaves(

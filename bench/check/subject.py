@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -29,15 +29,10 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class Subject:
-    """The checked optimizer.
+    """The checked optimizer, in any of the forms that `bench.check.parametrize_with_checks` takes.
 
-    Args:
-        target: a class, a `functools.partial` of one, an `OptimizerSpec`, a name of the registry, `module:Class` or
-            `file.py:Class`.
-        given: hyperparameters, as words of the command line or as values; those of another method for the rest
-            (`rest`) are left out, since each method is checked by itself.
-        reference: an optimizer, in any form of `target`, whose steps its own must equal. By default that of the spec.
-        limit: seconds that one check may take.
+    Hyperparameters are `given` as words or values; those of the method for the rest are left out. `reference` is an
+    optimizer (default: that of the spec), `limit` the seconds that one check may take.
 
     Attributes:
         arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
@@ -135,31 +130,25 @@ class Subject:
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
         if self.by_role or takes_names(self.spec.cls):
-            params = list(params)
-            grouped = any(isinstance(member, dict) for member in params)
-            if self.by_role:
-                groups = [
-                    (group, flag) for flag in (True, False) for group in (params if grouped else [{"params": params}])
-                ]
-                params = [
-                    {**group, "params": members, "use_muon": flag}
-                    for group, flag in groups
-                    if (members := [p for p in group["params"] if (p.ndim == 2) is flag])
-                ]
-            elif grouped:
-                pytest.skip("it takes all parameters by name and no groups")
-            else:
+            groups = params = list(params)
+            if not isinstance(params[0], dict):
+                groups = [{"params": params}]
                 params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            elif not self.by_role:
+                pytest.skip("it takes all parameters by name and no groups")
+            if self.by_role:
+                parts = [
+                    (g, flag, [p for p in g["params"] if (p.ndim == 2) is flag])
+                    for flag in (True, False)
+                    for g in groups
+                ]
+                params = [{**g, "params": members, "use_muon": flag} for g, flag, members in parts if members]
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(params, **{**self.arguments, **more}))
 
     def stepper(
-        self,
-        model: Any = None,
-        groups: Callable[[list[nn.Parameter]], Any] = list,
-        arguments: Mapping[str, Any] | None = None,
-        seeded: int = 0,
+        self, model: Any = None, groups: Any = list, arguments: Mapping[str, Any] | None = None, seeded: int = 0
     ) -> Stepper:
         """A model (the attention head in float64 if None) with an optimizer of its `groups`, with more `arguments`."""
         model = self.attention() if model is None else model
@@ -178,11 +167,7 @@ class Subject:
     def variants(self) -> Iterator[tuple[str, str, list[Any]]]:
         """Each number and flag of the constructor, except kernels: a label, the argument's name, other values."""
         for name, value in self.hparams.items():
-            if name in KERNELS:
-                continue
-            if isinstance(value, bool):
-                yield name, name, [not value]
-            elif is_number(value):
+            if name not in KERNELS and (is_number(value) or isinstance(value, bool)):
                 yield name, name, _other_values(value)
             elif isinstance(value, tuple | list) and value and all(map(is_number, value)):
                 for i, element in enumerate(value):
@@ -196,7 +181,9 @@ class Subject:
 
 
 def _other_values(value: float) -> list[Any]:
-    """Numbers to try until one changes the steps."""
+    """Values to try until one changes the steps."""
+    if isinstance(value, bool):
+        return [not value]
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2] if value else [1, 0.1, 3]
     if value == inf:  # a cap: a low one always matters
