@@ -20,59 +20,41 @@ class Plain(torch.optim.SGD):
         super().__init__(params, lr=lr)
 
 
-class Told(Plain):
+class TakesNorm(Plain):
     """Also takes a norm."""
 
     def step(self, closure: Any = None, *, grad_norm: Any = None) -> Any:
         return super().step(closure)
 
 
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The error for a run of an optimizer with this class and these traits."""
-
-    def refuse(cls: str, traits: Traits, **words: Any) -> str:
-        spec = OptimizerSpec("extra", f"tests.test_checks:{cls}", "formula", "source", traits=traits)
-        monkeypatch.setitem(OPTIMIZERS, "extra", spec)
-        settings = {"task": "synthetic", "opt": "extra", "device": "cpu"}
-        try:
-            check(resolve(settings | {name.replace("__", "."): value for name, value in words.items()}))
-        except UserError as error:
-            return str(error)
-        return ""
-
-    return refuse
+LOSS, AGAIN, FULL = Traits(needs_loss=True), Traits(calls_closure_again=True), Traits(full_batch=True)
 
 
-def test_a_plain_optimizer_passes(refusal: Any) -> None:
-    assert refusal("Plain", Traits(), precision="16-mixed", trainer__gradient_clip_val=1) == ""
-    assert refusal("Told", Traits(needs_loss=True)) == ""
-
-
-def test_a_loss_aware_step_that_is_not_told_the_norm_is_refused_with_clipping(refusal: Any) -> None:
-    said = refusal("Plain", Traits(needs_loss=True), trainer__gradient_clip_val=1)
-    assert "--trainer.gradient_clip_val: extra computes its step from loss and gradient" in said
-    assert "with the gradient clipped the step would be wrong" in said
-
-
-def test_a_method_that_evaluates_again_is_refused_where_that_cannot_be_followed(refusal: Any) -> None:
-    again = Traits(calls_closure_again=True)
-    assert refusal("Plain", again) == ""
-    assert "--precision 16-mixed: extra evaluates the loss several times a step" in refusal(
-        "Plain", again, precision="16-mixed"
-    )
-    assert "a norm computed before the step belongs to another point" in refusal("Told", again)
-
-
-def test_a_full_batch_method_is_refused_a_smaller_batch(refusal: Any) -> None:
-    assert refusal("Plain", Traits(full_batch=True)) == ""
-    assert "--trainer.batch_size 5: extra is a full-batch method" in refusal(
-        "Plain", Traits(full_batch=True), trainer__batch_size=5
-    )
-
-
-def test_fsdp_with_a_gradient_scaler_is_refused(refusal: Any) -> None:
-    assert "use bf16-mixed" in refusal("Plain", Traits(), precision="16-mixed", trainer__strategy="fsdp")
+@pytest.mark.parametrize(
+    ("cls", "traits", "settings", "message"),
+    [
+        ("Plain", Traits(), {"precision": "16-mixed", "trainer.gradient_clip_val": 1}, ""),
+        ("TakesNorm", LOSS, {}, ""),
+        ("Plain", LOSS, {"trainer.gradient_clip_val": 1}, "with the gradient clipped the step would be wrong"),
+        ("Plain", AGAIN, {}, ""),
+        ("Plain", AGAIN, {"precision": "16-mixed"}, "--precision 16-mixed: extra evaluates the loss several times"),
+        ("TakesNorm", AGAIN, {}, "a norm computed before the step belongs to another point"),
+        ("Plain", FULL, {}, ""),
+        ("Plain", FULL, {"trainer.batch_size": 5}, "--trainer.batch_size 5: extra is a full-batch method"),
+        ("Plain", Traits(), {"precision": "16-mixed", "trainer.strategy": "fsdp"}, "use bf16-mixed"),
+    ],
+)
+def test_settings_that_a_run_could_not_follow_are_refused(
+    cls: str, traits: Traits, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = OptimizerSpec("extra", f"tests.test_checks:{cls}", "formula", "source", traits=traits)
+    monkeypatch.setitem(OPTIMIZERS, "extra", spec)
+    config = resolve({"task": "synthetic", "opt": "extra", "device": "cpu", **settings})
+    if not message:
+        check(config)
+        return
+    with pytest.raises(UserError, match=message):
+        check(config)
 
 
 def test_a_dry_run_refuses_the_same_settings_as_a_run(cli: Any) -> None:

@@ -101,7 +101,7 @@ def test_modules_are_named_like_optimizers_with_a_colon_and_torchs_own_by_name(
         ("torch.optim:Adm", "did you mean 'Adam'"),
         ("json", "no public torch.optim.Optimizer class in json"),
         ("tests/nowhere.py", "there is no file tests/nowhere.py"),
-        ("exits.py", "ended with code 7"),
+        ("exits.py", "importing exits.py: the process ended"),
         ("divides.py", "ZeroDivisionError"),
     ],
 )

@@ -1,17 +1,17 @@
 """Many optimizers against all checks: `bench check --matrix`. Importing this file imports no torch."""
 
-import json
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib.metadata import version
 from itertools import chain, groupby
 from pathlib import Path
+from typing import Any
 
 from bench.check.catalogue import GROUPS, catalogue
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.run import checks_of, python_with_path, reports, request_of
+from bench.check.run import Worker, checks_of, reports, request_of
 from bench.errors import UserError
 from bench.near import nearest
 from bench.output import Answer, format_of, write
@@ -28,7 +28,6 @@ _LEGEND = (
     " n.a.: not applicable, or not run since the optimizer does not build. Faults are failures that change results or"
     " block a set-up; columns are ordered by severity."
 )
-_MARK = "bench members: "
 
 
 def members(words: Sequence[str]) -> dict[str, str]:
@@ -40,36 +39,34 @@ def members(words: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: a word names no optimizer, or its import raises an exception, hangs or ends the process.
     """
-    code = "from bench.check.matrix import look_into\nfor word in words:\n    look_into(word)"
-    command = python_with_path(code, words)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
-    lines = [json.loads(line[len(_MARK) :]) for line in done.stdout.splitlines() if line.startswith(_MARK)]
     packages = dict[str, str]()
-    for word, line in zip(words, lines, strict=False):
-        if reason := line.get("refused"):
-            near = None if word in OPTIMIZERS or ":" in word else nearest(word, OPTIMIZERS)
-            raise UserError(f"{reason} Did you mean {near!r}?" if near else reason)
-        if not line["packages"]:
-            raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
-        packages |= line["packages"]
-    if len(lines) < len(words):
-        raise UserError(f"importing {words[len(lines)]}: the process ended with code {done.returncode}")
+    with closing(Worker(600)) as worker:
+        for word in words:
+            answer = worker.call(look_into, word)
+            if "ended" in answer:
+                raise UserError(f"importing {word}: {answer['note']}")
+            if reason := answer.get("refused"):
+                near = None if word in OPTIMIZERS or ":" in word else nearest(word, OPTIMIZERS)
+                raise UserError(f"{reason} Did you mean {near!r}?" if near else reason)
+            if not answer["packages"]:
+                raise UserError(f"there is no public torch.optim.Optimizer class in {word}; name a class: {word}:Class")
+            packages |= answer["packages"]
     return packages
 
 
-def look_into(word: str) -> None:
-    """Print the packages of a word's optimizers by name, or why it is refused; this imports the module."""
+def look_into(word: str) -> dict[str, Any]:
+    """The packages of a word's optimizers by name, or why it is refused; this imports the module."""
     module = word.removesuffix(":")
     try:
         names = [word] if word == module and word in OPTIMIZERS else _public(module)
         if ":" in module:
             load(word)
         suite = f"attention-optimizer-bench {version('attention-optimizer-bench')}"
-        packages = {n: suite if n in OPTIMIZERS.own else OPTIMIZERS.describe(n) or provenance(n) for n in names}
-        line = {"packages": packages}
+        return {
+            "packages": {n: suite if n in OPTIMIZERS.own else OPTIMIZERS.describe(n) or provenance(n) for n in names}
+        }
     except PluginError as error:
-        line = {"refused": str(error)}
-    print(_MARK + json.dumps(line), flush=True)
+        return {"refused": str(error)}
 
 
 def _public(module: str) -> list[str]:
@@ -96,8 +93,8 @@ def board(results: Sequence[Report], packages: Mapping[str, str]) -> Board:
         faults, less = len(report.serious), len(report.failed) - len(report.serious)
         counts = (faults, less) if report.built else ("not built", None)
         matrix.append([report.name, package, *counts, *(words.get(c.name) for c in checks)])
-        sound = report.built and report.ok
-        sums.setdefault(package, Counter()).update(n=1, built=report.built, sound=sound, all=not report.failed)
+        properties = {"built": report.built, "sound": report.built and report.ok, "all": not report.failed}
+        sums.setdefault(package, Counter()).update(["n", *(name for name, holds in properties.items() if holds)])
         failures += [(report.name, check, without_folders(report[check].note)) for check in report.failed]
     by_package = [(package, *(s[key] for key in ("n", "built", "sound", "all"))) for package, s in sums.items()]
     by_check = [(c.name, c.meaning, c.group, *(count[c.name, word] for word in _WORDS)) for c in checks]
@@ -106,7 +103,7 @@ def board(results: Sequence[Report], packages: Mapping[str, str]) -> Board:
         Table.of(["package", "optimizers", "built", "without a fault", "pass all"], by_package, "By package"),
         Table.of(heads, matrix, "Optimizers and checks"),
         Table.of(["check", "object of the check", "a failure", *_WORDS.values()], by_check, "By check"),
-        Table.of(["optimizer", "check", "failure"], failures, "Failures"),
+        *[Table.of(["optimizer", "check", "failure"], failures, "Failures")] * bool(failures),
     ]
     return Board("conformance", f"Conformance of {len(results)} optimizers", tables, [_LEGEND])
 

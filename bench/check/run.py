@@ -96,11 +96,13 @@ def reports(
     Raises:
         UserError: an optimizer cannot be loaded or built; without `refuse`, it gets such a verdict instead.
     """
-    with closing(_Worker(limit)) as worker:
+    with closing(Worker(limit)) as worker:
         for request in requests:
             report, ended, reason = Report(request.name, request.options, kind=request.kind), 0, ""
             for check in request.checks:
-                answer = worker.verdict(request, check) if not reason else {"verdict": "not applicable", "note": reason}
+                answer: dict[str, Any] = {"verdict": "not applicable", "note": reason}
+                if not reason:
+                    answer = worker.call(verdict_on, request, check, limit)
                 if refuse and "refused" in answer:
                     raise UserError(answer["refused"])
                 verdict = Verdict(check, **{k: v for k, v in answer.items() if k in Verdict.__dataclass_fields__})
@@ -115,20 +117,20 @@ def reports(
             yield report
 
 
-class _Worker:
-    """A process that runs `work`; another one replaces it when it ends or takes too long."""
+class Worker:
+    """A process that runs functions of this package; another one replaces it when it ends or takes too long."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.process: subprocess.Popen[bytes] | None = None
 
-    def verdict(self, request: Request, check: str) -> dict[str, Any]:
-        """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; whether the process has `ended`."""
+    def call(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        """The answer of a function, with its `seconds`; or a verdict and that the process has `ended`."""
         process = self.process or self._start()
         seconds = self.limit * crowding()
         begun, note = time.monotonic(), f"not finished after {seconds:.2g} s"
         try:
-            self.pipe.send((request, check, self.limit))
+            self.pipe.send((function, arguments))
             while time.monotonic() < begun + seconds:
                 if self.pipe.poll(0.1):
                     return self.pipe.recv()
@@ -143,8 +145,14 @@ class _Worker:
         self.pipe, theirs = Pipe()
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
+        # A test may find its optimizer on the caller's path; `shield` lets Python find the suite's packages first.
+        code = (
+            "import json, sys\nroot, path, descriptor = json.loads(sys.argv[1])\nsys.path[:] = [root, *path]\n"
+            "from bench.process import shield\nshield()\nsys.path[:] = path\n"
+            "from bench.check.run import work\nwork(descriptor)"
+        )
         self.process = subprocess.Popen(
-            python_with_path("from bench.check.run import work; work(int(words[0]))", [str(theirs.fileno())]),
+            python_command("-c", code, json.dumps([str(ROOT), sys.path, theirs.fileno()])),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=os.environ | alone,
@@ -164,52 +172,47 @@ class _Worker:
             self.process = None
 
 
-def python_with_path(code: str, words: Sequence[str]) -> list[str]:
-    """A command that runs code with these `words` and the caller's path, on which a test may find its optimizer."""
-    begin = (
-        f"import json, sys\npath, words = json.loads(sys.argv[1])\nsys.path[:] = [{str(ROOT)!r}, *path]\n"
-        "from bench.process import shield\nshield()\nsys.path[:] = path\n"  # it finds the suite's packages first
-    )
-    return python_command("-c", begin + code, json.dumps([sys.path, list(words)]))
-
-
 # ---- In the other process --------------------------------------------------------------------------------------------
 
 
 def work(descriptor: int) -> None:
-    """Answer the requests of a `_Worker` from a pipe until it is closed; what optimizers print is lost."""
+    """Call functions for a `Worker` at the other end of a pipe until it is closed; what optimizers print is lost."""
     import torch
 
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
     torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
-    pipe, process, subjects = Connection(descriptor), os.getpid(), dict[str, Any]()
+    pipe, process = Connection(descriptor), os.getpid()
     for standard in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), standard)
     pipe.send("ready")
     with suppress(EOFError):
         while True:
-            request, check, limit = pipe.recv()
+            function, arguments = pipe.recv()
             begun = time.monotonic()
-            answer = _verdict(request, check, limit, subjects)
+            answer = function(*arguments)
             if os.getpid() != process:
                 break  # a process that the optimizer has forked
             pipe.send(answer | {"seconds": round(time.monotonic() - begun, 3)})
     os._exit(0)
 
 
-def _verdict(request: Request, check: str, limit: float, subjects: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request; `subjects` keeps the last subject."""
+_subjects: dict[str, Any] = {}
+"""The last subject, by its request."""
+
+
+def verdict_on(request: Request, check: str, limit: float) -> dict[str, Any]:
+    """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; why a request is `refused`."""
     import pytest
 
     from bench.check.steps import Fault, seed
 
     more = dict[str, Any](unbuilt=True)
     try:
-        if repr(request) not in subjects:
-            subjects.clear()
-            subjects[repr(request)] = _subject(request, limit)
-        subject = subjects[repr(request)]
+        if repr(request) not in _subjects:
+            _subjects.clear()
+            _subjects[repr(request)] = _subject(request, limit)
+        subject = _subjects[repr(request)]
         more = {"about": _about(subject)}
         seed(0)
         with warnings.catch_warnings():
