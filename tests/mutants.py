@@ -289,11 +289,11 @@ mutant("ForeachForgetsDecay", "foreach", options=lambda self, g: {**g, "weight_d
 mutant("OneMomentum", "lanes", update="first_momentum")
 mutant("SkipsVectors", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 1])
 mutant("SkipsConvolutions", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 4])
-mutant("DividesByNorm", "zero_gradient", base=SoundNorm, factor=lambda self, group, norm, loss: group["lr"] / norm)
+mutant("DividesByNorm", "zero_or_nan", base=SoundNorm, factor=lambda self, group, norm, loss: group["lr"] / norm)
 mutant("FlatViews", "kinds bf16", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
 mutant(
     "ReplacesNaN",
-    "nan_gradient unread",
+    "zero_or_nan unread",
     move=per(lambda self, g, p: p.sub_(self.buffer(p).add_(p.grad.nan_to_num()), alpha=g["lr"])),
 )
 
