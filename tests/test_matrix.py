@@ -66,7 +66,7 @@ def test_every_behaviour_ends_in_a_row_and_no_format_lets_names_or_notes_out(
     (board,) = json.loads((tmp_path / "m.json").read_text())
     packages, matrix, totals, failures = (table["rows"] for table in board["tables"])
     assert [*packages[0].values()][1:] == [7, 3, 2, 2]
-    assert [*totals[-1].values()][-4:] == [4, 1, 0, 4]
+    assert [*totals[0].values()][-4:] == [4, 1, 0, 4]
     notes = {row["0"].rpartition(":")[2]: row["2"] for row in failures}
     rows = {row["0"].replace(f"{zoo}:", ""): (row["2"], row["4"], row["5"]) for row in matrix}
     assert rows.keys() == VERDICTS.keys()

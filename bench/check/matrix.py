@@ -16,7 +16,7 @@ from bench.errors import UserError
 from bench.near import nearest
 from bench.output import Answer, format_of, write
 from bench.progress import StatusLine, say
-from bench.results.render import as_json, html_tables, markdown
+from bench.results.render import as_json, html_tables, markdown, text
 from bench.results.table import Board, Table
 from bench.text import strict_json
 from optimizers import OPTIMIZERS
@@ -121,7 +121,9 @@ def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path],
     """
     # A reference belongs to one optimizer.
     checks = [name for name in checks_of("optimizer", only) if name != "reference" or only is not None]
-    writers = {"md": markdown, "html": html_tables, "json": lambda boards: strict_json(as_json(boards))}
+    writers = {
+        "md": markdown, "html": html_tables, "json": lambda boards: strict_json(as_json(boards)), "table": text,
+    }  # fmt: skip
     formats = [format_of(path, writers) for path in out]
     for path in out:
         if not path.parent.is_dir():

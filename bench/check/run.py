@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -126,10 +127,11 @@ class Worker:
 
     def call(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         """The answer of a function, with its `seconds`; or a verdict and that the process has `ended`."""
-        process = self.process or self._start()
         seconds = self.limit * crowding()
         begun, note = time.monotonic(), f"not finished after {seconds:.2g} s"
         try:
+            process = self.process or self._start()
+            begun = time.monotonic()  # the limit does not count that it imports torch
             self.pipe.send((function, arguments))
             while time.monotonic() < begun + seconds:
                 if self.pipe.poll(0.1):
@@ -138,6 +140,8 @@ class Worker:
                     raise EOFError
         except (EOFError, OSError):
             note = "the process ended"
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(f"options must be plain values: {error}") from None
         self.close()
         return {"verdict": "error", "note": note, "seconds": round(time.monotonic() - begun, 3), "ended": True}
 
@@ -159,7 +163,7 @@ class Worker:
             start_new_session=True,  # its forks end with it
         )
         theirs.close()
-        self.pipe.recv()  # it has imported torch, which the limit does not count
+        self.pipe.recv()
         return self.process
 
     def close(self) -> None:
