@@ -150,7 +150,7 @@ def _on_ranks(optimizer: Subject, train: Callable[[], list[Tensor]]) -> list[lis
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the children do not use
         folder, error = Path(name), Path(name, "error")
         # Forked, so that torch and the plug-in need not be imported again.
-        ranks = start_processes(_rank, (folder, train), nprocs=2, join=False, daemon=True, start_method="fork")
+        ranks: Any = start_processes(_rank, (folder, train), nprocs=2, join=False, daemon=True, start_method="fork")
         try:
             while not ranks.join(max(0.0, deadline - time.monotonic())):
                 if time.monotonic() > deadline:

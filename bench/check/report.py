@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench.check.catalogue import GROUPS, SERIOUS, Check, Kind, catalogue
 from bench.store.files import making, write_json
@@ -97,7 +97,7 @@ class Report:
         for check in map(self.catalogue.__getitem__, self.failed):
             lines += ["", f"{check.name} ({check.group}): {check.meaning}", f"  {check.advice}"]
         count = Counter(v.verdict for v in self.verdicts)
-        total = ", ".join(f"{count[word]} {word}" for word in Word.__args__ if count[word])
+        total = ", ".join(f"{count[word]} {word}" for word in get_args(Word) if count[word])
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
