@@ -344,7 +344,7 @@ def late_state(self: Any, group: Any) -> Any:
 @fault("resume unread")
 def lion_counts(self: Any, group: Any, params: Any) -> None:
     """Signs, whose warm-up depends on a count that no checkpoint has."""
-    self.setting += 1
+    self.setting += group is self.param_groups[0]
     for p in params:
         buffer = self.buffer(p)
         p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.setting)).sign(), alpha=0.2 * group["lr"])
