@@ -92,7 +92,6 @@ class OptimizerSpec:
         update: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`).
             None: a sweep has one instance of the class for each run, which is slower.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        temporaries: peak number of full-size temporaries of a step, beyond its state, in copies of the parameters.
         rest: the default optimizer for all parameters except matrices. None: the method updates all parameters
             unless the user gives `rest`.
         groups: `module:function`, hyperparameters of each parameter as a pure function of its facts::
@@ -102,7 +101,7 @@ class OptimizerSpec:
             It returns for each parameter the values that differ from the method's `hparams`. Values that the user gives
             for a role override them.
         family: family of tasks that `defaults` are for; empty for all.
-        reference: what its steps must equal, for `bench check`: the name of another optimizer, or `module:function`.
+        reference: name of an optimizer whose steps its own must equal, for `bench check`.
 
     The pure update (`optimizers/pure.py` has an example and common parts)::
 
@@ -133,7 +132,6 @@ class OptimizerSpec:
     traits: Traits = Traits()
     update: str | None = None
     package: str | None = None
-    temporaries: float = 2.0
     rest: str | None = None
     groups: str | None = None
     by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -342,7 +340,6 @@ OPTIMIZERS = Registry(
             },
             traits=Traits(by_piece=True),
             update="optimizers.muon:update",
-            temporaries=5.0,
             rest="adamw",
         ),
     ),

@@ -1,6 +1,7 @@
 """Optimizers with one fault each, and the checks that must find it, and no other checks; sound ones fail none.
 
-`mutant("Name", "check ...", hook=function)` makes a subclass of a sound optimizer with one method replaced.
+`mutant("Name", "check ...", hook=function)` makes a subclass of a sound optimizer with one method replaced;
+`@fault("check ...", hook)` makes one of the function below it: `SetsRate` of `sets_rate`.
 """
 
 import os
@@ -39,6 +40,11 @@ def mutant(name: str, caught_by: str = "", base: Any = None, update: str = "", t
     globals()[name] = type(name, (base or Sound,), methods | {"__module__": __name__})
     note(name, caught_by, update, traits)
     return globals()[name]
+
+
+def fault(caught_by: str = "", hook: str = "move", **more: Any) -> Any:
+    """Define an optimizer with the decorated function in place of one method of `Sound`, under its name in capitals."""
+    return lambda function: mutant(function.__name__.title().replace("_", ""), caught_by, **{hook: function}, **more)
 
 
 def per(function: Any) -> Any:
@@ -128,15 +134,6 @@ def heavy_ball(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> 
     return [factor * p - hparams["lr"] * b for p, b in zip(params, buffers, strict=True)], {"buffers": buffers}
 
 
-def sound_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
-    memory["b"] = momentum * memory.get("b", 0.0) + g
-    return w - lr * memory["b"]
-
-
-def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
-    return sound_reference(w, (1 - momentum) * g, loss, k, memory, lr=lr, momentum=momentum)
-
-
 class SoundNorm(Optimizer):
     """Normalised gradient descent."""
 
@@ -149,37 +146,22 @@ class SoundNorm(Optimizer):
         pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = self.norm([p.grad for _, p in pairs])
         for group, p in pairs:
-            p.sub_(p.grad * self.factor(group, norm).to(p.dtype))
+            p.sub_(p.grad * self.factor(group, norm, loss).to(p.dtype))
         return loss
 
     def norm(self, grads: Any) -> Tensor:
         return global_norm(grads)
 
-    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+    def factor(self, group: dict[str, Any], norm: Tensor, loss: Any) -> Tensor:
         return safe_divide(group["lr"], norm)
 
 
+def polyak(self: Any, group: Any, norm: Tensor, loss: Any) -> Tensor:
+    return 10 * group["lr"] * safe_divide(safe_divide(loss.to(norm), norm), norm)
+
+
 note("SoundNorm")
-
-
-class SoundPolyak(Optimizer):
-    """Polyak's step."""
-
-    def __init__(self, params: Any, lr: float = 0.5) -> None:
-        super().__init__(params, dict(lr=lr))
-
-    @torch.no_grad()
-    def step(self, closure: Any) -> Any:
-        loss = run_closure(closure)
-        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = global_norm([p.grad for _, p in pairs])
-        size = safe_divide(safe_divide(loss.to(norm), norm), norm)
-        for group, p in pairs:
-            p.sub_(p.grad * (group["lr"] * size).to(p.dtype))
-        return loss
-
-
-note("SoundPolyak", traits="needs_loss")
+SoundPolyak: Any = mutant("SoundPolyak", base=SoundNorm, traits="needs_loss", factor=polyak)
 mutant("WithoutClosure", step=lambda self: Sound.step(self))
 mutant("TakesLoss", base=SoundPolyak, traits="needs_loss", step=lambda self, loss: SoundPolyak.step(self, lambda: loss))
 mutant("MatricesOnly", before=lambda self, group, params: [p @ p.mT @ p.new_ones(len(p), 1) for p in params])
@@ -256,31 +238,24 @@ class KeepsAverage(Sound):
 note("KeepsAverage")
 
 
-class Adam(Optimizer):
+class Adam(Sound):
     """AdamW, written out; wrong formulas change one method."""
 
     def __init__(
         self, params: Any, lr: float = 0.01, betas: Any = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        Optimizer.__init__(self, params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = run_closure(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.move(group, p, self.state[p])
-        return loss
-
-    def move(self, group: dict[str, Any], p: Any, state: dict[str, Any]) -> None:
-        t = state["t"] = state.get("t", 0) + 1
-        m, v = (state.setdefault(name, torch.zeros_like(p)) for name in ("m", "v"))
-        (b1, b2), g = group["betas"], self.decayed(p, group["lr"] * group["weight_decay"], group["weight_decay"])
-        m.lerp_(g, 1 - b1)
-        v.mul_(b2).addcmul_(g, g, value=1 - b2)
-        m_hat, v_hat = (x / (1 - b ** self.power(t)) for x, b in ((m, b1), (v, b2)))
-        p.sub_(m_hat / self.root(v_hat, group["eps"]) * group["lr"])
+    def move(self, group: dict[str, Any], params: Any) -> None:
+        for p in params:
+            state = self.state[p]
+            t = state["t"] = state.get("t", 0) + 1
+            m, v = (state.setdefault(name, torch.zeros_like(p)) for name in ("m", "v"))
+            (b1, b2), g = group["betas"], self.decayed(p, group["lr"] * group["weight_decay"], group["weight_decay"])
+            m.lerp_(g, 1 - b1)
+            v.mul_(b2).addcmul_(g, g, value=1 - b2)
+            m_hat, v_hat = (x / (1 - b ** self.power(t)) for x, b in ((m, b1), (v, b2)))
+            p.sub_(m_hat / self.root(v_hat, group["eps"]) * group["lr"])
 
     def decayed(self, p: Any, relative: float, decay: float) -> Tensor:
         p.mul_(1 - relative)
@@ -308,16 +283,19 @@ for name, hooks in WRONG_FORMULAS.items():
 # ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
-mutant("Nothing", "descent kinds frozen unread", move=lambda self, group, params: None)
+mutant("Nothing", "descent kinds bf16 frozen unread", move=lambda self, group, params: None)
 mutant("Ascends", "descent", options=lambda self, group: group | {"lr": -group["lr"]})
 mutant("ForeachForgetsDecay", "foreach", options=lambda self, g: {**g, "weight_decay": 0.0} if g["foreach"] else g)
-mutant("OtherUpdate", "lanes", update="gradient_descent")
 mutant("OneMomentum", "lanes", update="first_momentum")
-mutant("SkipsVectors", "kinds", chosen=lambda self, params: [p for p in params if p.ndim != 1])
-mutant("SkipsConvolutions", "kinds", chosen=lambda self, params: [p for p in params if p.ndim != 4])
-mutant("SkipsLarge", "kinds", chosen=lambda self, params: [p for p in params if p.numel() <= 10_000])
-mutant("DividesByNorm", "zero_gradient", base=SoundNorm, factor=lambda self, group, norm: group["lr"] / norm)
-mutant("ByRows", "kinds", before=lambda self, group, params: [p.shape[0] for p in params])
+mutant("SkipsVectors", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 1])
+mutant("SkipsConvolutions", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 4])
+mutant("DividesByNorm", "zero_or_nan", base=SoundNorm, factor=lambda self, group, norm, loss: group["lr"] / norm)
+mutant("FlatViews", "kinds bf16", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
+mutant(
+    "ReplacesNaN",
+    "zero_or_nan unread",
+    move=per(lambda self, g, p: p.sub_(self.buffer(p).add_(p.grad.nan_to_num()), alpha=g["lr"])),
+)
 
 
 def first_momentum(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
@@ -326,28 +304,30 @@ def first_momentum(grads: Any, state: Any, params: Any, loss: Any, hparams: Any)
     return heavy_ball(grads, state, params, loss, {**hparams, "momentum": momentum})
 
 
-def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
-    return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
-
-
-def forget_half(self: Any, group: Any, params: Any) -> None:
+@fault("bf16 unread")
+def forgets_half(self: Any, group: Any, params: Any) -> None:
     for p in params:
         wide = p.to(torch.promote_types(p.dtype, torch.float32))  # the parameter itself, if its dtype is wide enough
         wide.sub_(self.buffer(p).mul_(group["momentum"]).add_(p.grad), alpha=group["lr"])
 
 
-mutant("FlatViews", "kinds", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
-mutant("ForgetsHalf", "bf16 unread", move=forget_half)
-mutant(
-    "ReplacesNaN",
-    "nan_gradient unread",
-    move=per(lambda self, g, p: p.sub_(self.buffer(p).add_(p.grad.nan_to_num()), alpha=g["lr"])),
-)
-
-
 # ---- State -----------------------------------------------------------------------------------------------------------
 
 
+class Box:
+    """A class that `torch.load(weights_only=True)` refuses."""
+
+
+mutant("ObjectInState", "resume", before=per(lambda self, group, p: self.state[p].update(box=Box())))
+mutant("EvalChangesWeights", "eval_train", KeepsAverage, swap=lambda self, p, m, b: p.lerp_(m, -0.5 if b else 0.5))
+
+
+@fault("resume", "buffer")
+def state_outside(self: Any, p: Tensor) -> Tensor:
+    return vars(self).setdefault("buffers", {}).setdefault(p, torch.zeros_like(p))
+
+
+@fault("resume unread")
 def wide_state(self: Any, group: Any, params: Any) -> None:
     for p in params:
         wide = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
@@ -355,83 +335,29 @@ def wide_state(self: Any, group: Any, params: Any) -> None:
         p.sub_((group["lr"] * buffer).to(p.dtype))
 
 
-class Box:
-    """A class that `torch.load(weights_only=True)` refuses."""
+@fault("resume", "options")
+def late_state(self: Any, group: Any) -> Any:
+    self.setting += 1
+    return group | {"lr": group["lr"] / (1 + (self.setting > 50))}
 
 
-def one_at_a_time(self: Any, group: Any, params: Any) -> None:
-    if OneAtATime.setting is not self:
-        self.state.clear()
-    OneAtATime.setting = self
-
-
-def count(self: Any, closure: Any = None) -> Any:
-    self.__dict__["t"] = self.__dict__.get("t", 0) + 1
-    return Sound.step(self, closure)
-
-
-def lion(self: Any, group: Any, params: Any) -> None:
+@fault("resume unread")
+def lion_counts(self: Any, group: Any, params: Any) -> None:
     """Signs, whose warm-up depends on a count that no checkpoint has."""
+    self.setting += group is self.param_groups[0]
     for p in params:
         buffer = self.buffer(p)
-        p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.t)).sign(), alpha=0.2 * group["lr"])
+        p.sub_(buffer.lerp(p.grad, 0.1 / (1 - 0.9**self.setting)).sign(), alpha=0.2 * group["lr"])
         buffer.lerp_(p.grad, 0.01)
 
 
-def keep_groups(self: Any, params: Any, lr: float = 0.05) -> None:
+@fault("resume", "init", groups=lambda self: self.setting or self.param_groups)
+def detached_groups(self: Any, params: Any, lr: float = 0.05) -> None:
     Sound.__init__(self, params, lr)
     self.setting = self.param_groups
 
 
-mutant(
-    "StateOutside",
-    "resume copies",
-    buffer=lambda self, p: vars(self).setdefault("buffers", {}).setdefault(p, torch.zeros_like(p)),
-)
-mutant("WideState", "resume unread", move=wide_state)
-mutant("ObjectInState", "resume", before=per(lambda self, group, p: self.state[p].update(box=Box())))
-OneAtATime: Any = mutant("OneAtATime", "resume deterministic groups", before=one_at_a_time)
-mutant(
-    "LateState",
-    "resume",
-    options=lambda self, g: (
-        setattr(self, "setting", self.setting + 1) or g | {"lr": g["lr"] / (1 + (self.setting > 50))}
-    ),
-)
-mutant("LionCounts", "resume copies unread", step=count, move=lion)
-mutant("DetachedGroups", "resume", init=keep_groups, groups=lambda self: self.setting or self.param_groups)
-mutant("EvalChangesWeights", "eval_train", KeepsAverage, swap=lambda self, p, m, b: p.lerp_(m, -0.5 if b else 0.5))
-
-
 # ---- Groups and rates ------------------------------------------------------------------------------------------------
-
-
-def own_norm(self: Any, group: Any, norm: Tensor) -> Tensor:
-    return safe_divide(group["lr"], global_norm([p.grad for p in group["params"] if p.grad is not None]))
-
-
-def refuse(self: Any, group: Any) -> Any:
-    if len({other["weight_decay"] for other in self.param_groups}) > 1:
-        raise ValueError("weight_decay differs between groups")
-    return group
-
-
-def never_read(self: Any, params: Any, lr: float = 0.05, momentum: float = 0.9, warmup: int = 10) -> None:
-    Sound.__init__(self, params, lr, momentum)
-    for group in self.param_groups:
-        group["warmup"] = warmup
-
-
-def number_only(self: Any, params: Any, lr: float = 0.05) -> None:
-    if not isinstance(lr, float | int):
-        raise TypeError("lr must be a number")
-    Sound.__init__(self, params, lr)
-
-
-def all_at_once(self: Any, group: Any, params: Any) -> None:
-    """Create all states in the first step."""
-    if "begun" not in group:
-        group["begun"] = [Sound.buffer(self, p) is None for p in params]
 
 
 mutant(
@@ -439,30 +365,65 @@ mutant(
     "groups group_values",
     move=lambda self, group, params: Sound.move(self, group, params if group is self.param_groups[0] else []),
 )
-mutant("NormOfAGroup", "groups", base=SoundNorm, factor=own_norm)
 mutant("DropsState", "groups", add_param_group=lambda self, g: (Optimizer.add_param_group(self, g), self.state.clear()))
+mutant(
+    "RateOfFirstGroup",
+    "group_values",
+    base=SoundNorm,
+    factor=lambda self, group, norm, loss: safe_divide(self.param_groups[0]["lr"], norm),
+)
 mutant("DecayOfFirstGroup", "group_values", options=lambda self, g: g | {DECAY: self.param_groups[0][DECAY]})
-mutant("DecayOfLargest", "group_values", options=lambda self, g: g | {DECAY: max(x[DECAY] for x in self.param_groups)})
 mutant("FlagFromDefaults", "group_values", options=lambda self, g: {**g, "nesterov": self.defaults["nesterov"]})
-mutant("RefusesTwoValues", options=refuse)
 mutant("FixedRate", "schedule group_values lr_zero tensor_lr", options=lambda self, g: {**g, "lr": self.defaults["lr"]})
 mutant(
     "KeepsFirstRate",
     "schedule tensor_lr",
     options=lambda self, g: g | {"lr": g["lr"] and g.setdefault("first", g["lr"])},
 )
-mutant("SetsRate", "own_lr", move=lambda self, g, params: (Sound.move(self, g, params), g.update(lr=0.99 * g["lr"])))
-mutant(
-    "SetsRateAsDeclared",
-    traits="sets_lr",
-    move=lambda self, g, params: (Sound.move(self, g, params), g.update(lr=0.99 * g["lr"])),
-)
 mutant("DecayWithoutRate", "lr_zero", before=lambda self, group, params: [p.mul_(0.999) for p in params])
-mutant("NumberAsRate", "tensor_lr", init=number_only)
-mutant("NeverReads", "unread", init=never_read)
-mutant("NeedsGradients", "frozen groups", before=lambda self, group, params: [p.grad.add_(0) for p in group["params"]])
 mutant("DecaysAll", "frozen groups", before=lambda self, g, params: [p.mul_(1 - 0.01 * g["lr"]) for p in g["params"]])
-mutant("LateGradientRaises", "frozen", before=all_at_once, buffer=lambda self, p: self.state[p]["buffer"])
+
+
+@fault("groups", "factor", base=SoundNorm)
+def norm_of_a_group(self: Any, group: Any, norm: Tensor, loss: Any) -> Tensor:
+    return safe_divide(group["lr"], global_norm([p.grad for p in group["params"] if p.grad is not None]))
+
+
+def sets_rate(self: Any, group: Any, params: Any) -> None:
+    Sound.move(self, group, params)
+    group.update(lr=0.99 * group["lr"])
+
+
+mutant("SetsRate", "schedule", move=sets_rate)
+mutant("SetsRateAsDeclared", traits="sets_lr", move=sets_rate)
+
+
+@fault("", "options")
+def refuses_two_values(self: Any, group: Any) -> Any:
+    if len({other["weight_decay"] for other in self.param_groups}) > 1:
+        raise ValueError("weight_decay differs between groups")
+    return group
+
+
+@fault("tensor_lr", "init")
+def number_as_rate(self: Any, params: Any, lr: float = 0.05) -> None:
+    if not isinstance(lr, float | int):
+        raise TypeError("lr must be a number")
+    Sound.__init__(self, params, lr)
+
+
+@fault("unread", "init")
+def never_reads(self: Any, params: Any, lr: float = 0.05, momentum: float = 0.9, warmup: int = 10) -> None:
+    Sound.__init__(self, params, lr, momentum)
+    for group in self.param_groups:
+        group["warmup"] = warmup
+
+
+@fault("frozen", "before", buffer=lambda self, p: self.state[p]["buffer"])
+def late_gradient_raises(self: Any, group: Any, params: Any) -> None:
+    """It creates all states in the first step."""
+    if "begun" not in group:
+        group["begun"] = [Sound.buffer(self, p) is None for p in params]
 
 
 class NoRate(Sound):
@@ -479,36 +440,40 @@ class NoRate(Sound):
 note("NoRate", "schedule lr_zero")
 
 
-class NoneAsRate(NoRate):
-    def __init__(self, params: Any, lr: float | None = None) -> None:
-        super().__init__(params)
-        for group in self.param_groups:
-            group["lr"] = lr
-
-
-note("NoneAsRate", "unread")
+@fault("unread", "init", base=NoRate)
+def none_as_rate(self: Any, params: Any, lr: float | None = None) -> None:
+    NoRate.__init__(self, params)
+    for group in self.param_groups:
+        group["lr"] = lr
 
 
 # ---- Closures, gradients, globals ------------------------------------------------------------------------------------
 
 
+mutant("StepsFirst", "closure", step=lambda self, closure=None: (Sound.step(self), run_closure(closure))[1])
+mutant("HalvesGradients", "gradients", before=lambda self, group, params: [p.grad.mul_(0.5) for p in params])
+mutant("DecaysGradients", "gradients", before=per(lambda self, g, p: p.grad.add_(p.detach(), alpha=g["weight_decay"])))
+mutant("AliasesGradient", "gradients", buffer=lambda self, p: self.state[p].setdefault("buffer", p.grad))
+mutant("SetsDtype", "globals", before=lambda self, group, params: torch.set_default_dtype(torch.float64))
+mutant("NoLoss", "closure", step=lambda self, closure=None: (Sound.step(self, closure), None)[1])
+
+
+@fault("closure", "step")
 @torch.no_grad()
-def without_gradients(self: Any, closure: Any = None) -> Any:
+def closure_without_gradients(self: Any, closure: Any = None) -> Any:
     loss = closure() if closure is not None else None
     Sound.step(self)
     return loss
 
 
-def no_loss(self: Any, closure: Any = None) -> None:
-    Sound.step(self, closure)
-
-
-def change_loss(self: Any, closure: Any = None) -> Any:
+@fault("closure", "step")
+def changes_loss(self: Any, closure: Any = None) -> Any:
     loss = Sound.step(self, closure)
     return loss if loss is None else loss.mul_(2)
 
 
-def move_data(self: Any, closure: Any = None) -> Any:
+@fault("closure grad_scaler", "step")
+def moves_data(self: Any, closure: Any = None) -> Any:
     """Takes the gradient at ascended weights, whose change it hides."""
     params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
     start = [p.detach().clone() for p in params]
@@ -521,33 +486,31 @@ def move_data(self: Any, closure: Any = None) -> Any:
     return loss
 
 
+@fault("closure_gradients gradients grad_scaler", "step")
 @torch.no_grad()
-def precondition(self: Any, closure: Any = None) -> Any:
+def preconditions(self: Any, closure: Any = None) -> Any:
     for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
         p.grad.mul_(0.5)
     return Sound.step(self, closure)
 
 
-def draw(self: Any, group: Any, params: Any) -> None:
+@fault("globals", "before")
+def draws_every_tenth(self: Any, group: Any, params: Any) -> None:
     group["times"] = group.get("times", 0) + 1
     if group["times"] % 10 == 0:
         torch.rand(())
 
 
-def set_threads(self: Any, group: Any, params: Any) -> None:
+@fault("globals", "before")
+def sets_threads(self: Any, group: Any, params: Any) -> None:
     if not dist.is_initialized():  # two threads of a forked rank would wait for each other
         torch.set_num_threads(2)
 
 
-def seed_globally(self: Any, params: Any, lr: float = 0.05) -> None:
+@fault("globals", "init")
+def seeds_globally(self: Any, params: Any, lr: float = 0.05) -> None:
     torch.manual_seed(0)
     Sound.__init__(self, params, lr)
-
-
-def count_backwards(self: Any, params: Any, lr: float = 0.05) -> None:
-    Sound.__init__(self, params, lr)
-    for p in [p for group in self.param_groups for p in group["params"] if p.requires_grad]:
-        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "times", getattr(p, "times", 0) + 1))
 
 
 def per_backward(self: Any, group: Any, params: Any) -> None:
@@ -556,53 +519,21 @@ def per_backward(self: Any, group: Any, params: Any) -> None:
         p.times = 0
 
 
-mutant("ClosureWithoutGradients", "closure", step=without_gradients)
-mutant("StepsFirst", "closure", step=lambda self, closure=None: (Sound.step(self), run_closure(closure))[1])
-mutant("NoLoss", "closure", step=no_loss)
-mutant("ChangesLoss", "closure", step=change_loss)
-mutant("MovesData", "closure grad_scaler", step=move_data)
-mutant("CallsTwice", "closure_calls", step=lambda self, f=None: (run_closure(f), Sound.step(self, f))[1])
-mutant("CountsBackwards", "micro_batches closure_gradients copies groups", init=count_backwards, move=per_backward)
-mutant("Preconditions", "closure_gradients gradients grad_scaler", step=precondition)
-mutant("HalvesGradients", "gradients", before=lambda self, group, params: [p.grad.mul_(0.5) for p in params])
-mutant("ZeroesGradients", "gradients", step=lambda self, f=None: (Sound.step(self, f), self.zero_grad())[0])
-mutant("DecaysGradients", "gradients", before=per(lambda self, g, p: p.grad.add_(p.detach(), alpha=g["weight_decay"])))
-mutant("AliasesGradient", "gradients", buffer=lambda self, p: self.state[p].setdefault("buffer", p.grad))
-mutant("DrawsEveryTenth", "globals", before=draw)
-mutant("SeedsGlobally", "globals", init=seed_globally)
-mutant("SetsThreads", "globals", before=set_threads)
-mutant("SetsDtype", "globals", before=lambda self, group, params: torch.set_default_dtype(torch.float64))
+@fault("micro_batches closure_gradients groups", "init", move=per_backward)
+def counts_backwards(self: Any, params: Any, lr: float = 0.05) -> None:
+    Sound.__init__(self, params, lr)
+    for p in [p for group in self.param_groups for p in group["params"] if p.requires_grad]:
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "times", getattr(p, "times", 0) + 1))
 
 
 # ---- Ranks, cost -----------------------------------------------------------------------------------------------------
 
 
-def keep_graph(self: Any, group: Any, params: Any) -> None:
-    with torch.enable_grad():
-        past = self.state[params[0]].get("past", torch.zeros((), requires_grad=True)) if params else None
-        for p in params[:1]:
-            self.state[p]["past"] = past + p.grad.detach().to(past.dtype).sum()
+def noise(self: Any, group: Any, p: Any) -> None:
+    p.add_(torch.randn_like(p), alpha=0.05 * group["lr"])
 
 
-def clone(self: Any, group: Any, params: Any) -> None:
-    copies = [[p.grad.clone() for p in params] for _ in range(3)]
-    Sound.move(self, group, params)
-    del copies
-
-
-def count_on_host(self: Any, group: Any, params: Any) -> None:
-    for p in params:
-        step = self.state[p].setdefault("step", torch.tensor(0.0))
-        step += 1
-        assert step.item() > 0
-
-
-mutant(
-    "DrawsNoise",
-    "ddp",
-    traits="draws",
-    before=per(lambda self, g, p: p.add_(torch.randn_like(p), alpha=0.05 * g["lr"])),
-)
+mutant("DrawsNoise", "ddp", traits="draws", before=per(noise))
 mutant(
     "RateByRank",
     "ddp fsdp",
@@ -615,23 +546,32 @@ mutant(
     norm=lambda self, gs: global_norm([getattr(g, "to_local", lambda g=g: g)() for g in gs]),
 )
 mutant("ClaimsToScale", "grad_scaler")._step_supports_amp_scaling = True
-mutant(
-    "Lists",
-    "syncs",
-    base=SoundNorm,
-    factor=lambda self, group, norm: safe_divide(group["lr"], norm) * (norm.tolist() > 0),
-)
+mutant("Lists", "syncs", SoundNorm, factor=lambda self, g, norm, loss: safe_divide(g["lr"], norm) * (norm.tolist() > 0))
 mutant("Leaks", "leaks resume", before=per(lambda self, g, p: vars(self).setdefault("seen", []).append(p.grad.clone())))
-mutant("KeepsGraph", "leaks copies", before=keep_graph)
 mutant("ListInGroup", "leaks", before=lambda self, group, params: group.setdefault("rates", []).append(group["lr"]))
-mutant("Clones", "temporaries", move=clone)
-mutant("CountsOnTheHost", before=count_on_host)
+
+
+@fault("leaks", "before")
+def keeps_graph(self: Any, group: Any, params: Any) -> None:
+    with torch.enable_grad():
+        past = self.state[params[0]].get("past", torch.zeros((), requires_grad=True)) if params else None
+        for p in params[:1]:
+            self.state[p]["past"] = past + p.grad.detach().to(past.dtype).sum()
+
+
+@fault("", "before")
+def counts_on_the_host(self: Any, group: Any, params: Any) -> None:
+    for p in params:
+        step = self.state[p].setdefault("step", torch.tensor(0.0))
+        step += 1
+        assert step.item() > 0
 
 
 # ---- Innocents of issue 63; LBFGS, Adafactor and schedule-free methods are others ------------------------------------
 
 
-def look_back(self: Any, group: Any, params: Any) -> None:
+@fault()
+def looks_back(self: Any, group: Any, params: Any) -> None:
     """Every third step, weights go back halfway to slow ones, also at lr 0."""
     for p in params:
         self.state[p].setdefault("slow", p.clone())
@@ -641,19 +581,21 @@ def look_back(self: Any, group: Any, params: Any) -> None:
         p.copy_(self.state[p]["slow"].lerp_(p, 0.5))
 
 
-def relative(self: Any, group: Any) -> Any:
+mutant("BoundedHistory", before=lambda self, g, params: g.update(history=[*g.get("history", [])[-99:], g["lr"]]))
+
+
+class RelativeDecay(Sound):
     """Its decay is relative to the initial lr."""
-    first = group["first_lr"]
-    return {**group, "weight_decay": group["weight_decay"] / first if first else 0.0}
 
+    def __init__(self, params: Any, lr: float = 0.05, weight_decay: float = 0.01) -> None:
+        super().__init__(params, lr, weight_decay=weight_decay)
 
-def add_relative(self: Any, group: Any) -> None:
-    Optimizer.add_param_group(self, group)
-    self.param_groups[-1].setdefault("first_lr", self.param_groups[-1]["lr"])
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self.param_groups[-1].setdefault("first_lr", self.param_groups[-1]["lr"])
 
-
-def relative_decay(self: Any, params: Any, lr: float = 0.05, weight_decay: float = 0.01) -> None:
-    Sound.__init__(self, params, lr, weight_decay=weight_decay)
+    def options(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {**group, "weight_decay": group["weight_decay"] / group["first_lr"] if group["first_lr"] else 0.0}
 
 
 class OwnGenerator(Sound):
@@ -679,8 +621,7 @@ class OwnGenerator(Sound):
 class AsksForRoles(Sound):
     def __init__(self, params: Any, lr: float = 0.05) -> None:
         params = list(params)
-        for group in params:
-            assert "use_muon" in group
+        assert all("use_muon" in group for group in params)
         super().__init__(params, lr)
 
 
@@ -689,47 +630,43 @@ class AsksForNames(Sound):
         super().__init__([p for _, p in named_parameters], lr=lr)
 
 
-mutant("LooksBack", move=look_back)
-mutant("BoundedHistory", before=lambda self, g, params: g.update(history=[*g.get("history", [])[-99:], g["lr"]]))
-mutant("RelativeDecay", init=relative_decay, add_param_group=add_relative, options=relative)
-note("OwnGenerator")
-note("AsksForRoles")
-note("AsksForNames")
+for name in ("RelativeDecay", "OwnGenerator", "AsksForRoles", "AsksForNames"):
+    note(name)
 
 
 # ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------
 
 
-def print_verdict(self: Any, group: Any, params: Any) -> None:
-    print('{"number": 0, "check": "groups", "verdict": "fail"}', flush=True)
+@fault("", "before")
+def prints(self: Any, group: Any, params: Any) -> None:
+    print('{"verdict": "fail"}', flush=True)
     os.write(2, b"noise\n")
 
 
-def fork(self: Any, group: Any, params: Any) -> None:
-    if not Forks.setting:
-        Forks.setting = True
+@fault("", "before")
+def forks(self: Any, group: Any, params: Any) -> None:
+    if not type(self).setting:
+        type(self).setting = True
         os.fork()
 
 
-def leave(self: Any, group: Any, params: Any) -> None:
+@fault("bf16", "before")
+def exits(self: Any, group: Any, params: Any) -> None:
     if any(p.dtype == torch.bfloat16 for p in params):
         os._exit(3)
 
 
-def hang(self: Any, group: Any, params: Any) -> None:
+@fault("lr_zero", "before")
+def hangs(self: Any, group: Any, params: Any) -> None:
     while group["lr"] == 0:
         time.sleep(1)
 
 
-def wait(self: Any, group: Any, params: Any) -> None:
+@fault("ddp", "before")
+def waits_for_others(self: Any, group: Any, params: Any) -> None:
     """One rank waits for the other, which never arrives."""
     if dist.is_initialized() and dist.get_rank() == 0:
         dist.barrier()
 
 
-mutant("Prints", before=print_verdict)
-Forks: Any = mutant("Forks", before=fork)
 mutant("Raises", "builds", before=lambda self, group, params: sys.exit("enough"))
-mutant("Exits", "resume bf16", before=leave)
-mutant("Hangs", "lr_zero", before=hang)
-mutant("WaitsForOthers", "ddp", before=wait)

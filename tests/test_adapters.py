@@ -184,7 +184,7 @@ def test_words_of_the_command_line_reach_constructors_as_they_are(name: str, wor
         parse_options("opt", options, {"steps": "0.5"})
 
 
-@pytest.mark.parametrize("check", ["builds", "resume", "copies", "frozen", "closure"])
+@pytest.mark.parametrize("check", ["builds", "resume", "frozen", "closure"])
 def test_adapted_optimizers_pass_the_checks(check: str) -> None:
     catalogue()[check].function(Subject(OnLoss))
 

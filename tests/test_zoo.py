@@ -30,11 +30,6 @@ READ_UNASKED = set(POLYAK) - {"momo:MomoAdam", "pytorch_optimizer:AliG"}
 COUNT_OUTSIDE = set(POLYAK) - {"sps_safe:SPS_safe", "pytorch_optimizer:AliG"}
 
 
-def conformance(name: str, *only: str) -> Report:
-    (report,) = reports_of([request_of(name, only=only)])
-    return report
-
-
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
     requests = [request_of(name, only=LOOKED_AT, options=CAPS.get(name)) for name in POLYAK]
@@ -58,42 +53,6 @@ def test_faults_of_polyak_methods_are_found(
     assert all(note in reports[name][check].note for name in failing)
 
 
-SAM = """
-import pytorch_optimizer, torch
-
-class Sam(pytorch_optimizer.SAM):
-    def __init__(self, params, lr: float = 0.1, rho: float = 0.05):
-        super().__init__(params, torch.optim.SGD, rho=rho, lr=lr)
-"""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "schedulefree:AdamWScheduleFree",
-        "schedulefree:SGDScheduleFreeClosure",
-        "muon:SingleDeviceMuon",
-        "momsps:MomSPS",
-        "momo:Momo",
-        "pytorch_optimizer:LBFGS",
-        "pytorch_optimizer:AdaHessian",
-        "torch_optimizer:Adahessian",
-        "pytorch_optimizer:AliG",
-        "parameterfree:COCOB",
-        "sam.py:Sam",
-    ],
-)
-def test_each_habit_trains(name: str, cli: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sam.py").write_text(SAM)
-    monkeypatch.chdir(tmp_path)
-    answer = cli("fit", "--task", "synthetic", "--opt", name, "--trainer.max_steps", 60, "--device", "cpu")
-    assert answer.code == 0, answer.err
-    (result,) = Store(store).runs()
-    assert result.status == "completed"
-    assert result.final is not None
-    assert result.final < 0.6  # ln 2 at the start
-
-
 GUIDE = (Path(__file__).parent.parent / "docs" / "guides" / "optimizer.md").read_text("utf-8")
 LINES = GUIDE.partition("```sh zoo\n")[2].partition("```")[0].splitlines()
 
@@ -111,15 +70,8 @@ def test_the_guide_has_lines() -> None:
     assert len(LINES) >= 8
 
 
-@pytest.mark.parametrize(
-    ("name", "only"),
-    [
-        ("schedulefree:AdamWScheduleFree", ["descent", "resume", "frozen", "closure", "ddp", "deterministic"]),
-        ("schedulefree:SGDScheduleFree", ["descent", "resume", "frozen", "closure", "ddp", "deterministic"]),
-        ("pytorch_optimizer:AdaHessian", ["builds", "descent", "closure_calls"]),
-        ("pytorch_optimizer:LBFGS", ["builds", "descent", "closure_calls"]),
-    ],
-)
-def test_sound_methods_of_every_kind_pass(name: str, only: list[str]) -> None:
-    report = conformance(name, *only)
+@pytest.mark.parametrize("name", ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"])
+def test_schedule_free_methods_are_not_blamed(name: str) -> None:
+    only = ["descent", "resume", "frozen", "closure", "ddp"]
+    (report,) = reports_of([request_of(name, only=only)])
     assert report.ok, report.text()

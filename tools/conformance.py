@@ -36,7 +36,7 @@ PACKAGES = {
     "heavyball": "heavyball",
 }
 """Installed packages, and their modules whose optimizers are checked."""
-TESTED_BY = ("hypothesis",)
+TESTED_BY = ("hypothesis", "pytest-timeout", "pytest-xdist")
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ Not included: packages that are not on the package index (the original
 SPS and ALI-G are installed from their repositories), and behaviour beyond the defaults. \
 Those that need further arguments, such as wrappers of other optimizers, are listed as not built.
 \
-All but `resume`, `bf16`, `grad_scaler` and `temporaries` step in float64: optimizers that take only float32,
+All but `resume`, `bf16` and `grad_scaler` step in float64: optimizers that take only float32,
 such as some of heavyball, fail them with that error.
 
 """

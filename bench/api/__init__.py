@@ -380,7 +380,7 @@ def check(
             module:Class, or a name; write muon: for a module with an optimizer's name.
         out: file of the matrix: .html, .md or .json (default: Markdown on standard output); may be given several times.
         only: only these checks: A,B.
-        reference: what its steps must equal: another optimizer, or module:function in float64 on flat vectors.
+        reference: another optimizer, whose steps its own must equal.
         quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
         limit: time limit of one check in seconds (default 30).
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.run import reports, request_of, request_of_task
+from bench.check.run import reports, request_of
 from bench.errors import UserError
 from bench.output import Answer, Shown, note
 from bench.progress import StatusLine, say
@@ -46,7 +46,7 @@ def check(
     if task is not None:
         if optimizer is not None or matrix is not None or reference or out or options["opt"]:
             raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
-        request = request_of_task(task, only=only, options=options["task"], data=places["data"])
+        request = request_of(task, only=only, options=options["task"], data=places["data"], kind="task")
     elif options["task"]:
         raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
     elif matrix is not None:

@@ -38,8 +38,7 @@ def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None,
     Args:
         optimizers: classes, `functools.partial` with settings, `OptimizerSpec`s, names of the registry,
             `"module:Class"` or `"file.py:Class"`.
-        reference: what the steps must equal: another optimizer, in any of these forms, or a function of flat float64
-            vectors (see `bench.check.numerics.check_reference`). By default that of the spec, if any.
+        reference: an optimizer, in any of these forms, whose steps theirs must equal. By default that of the spec.
         quick: as for `checks`.
 
     Raises:
@@ -49,11 +48,10 @@ def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None,
 
     from bench.check.subject import Subject
 
-    cells = []
-    for subject in [Subject(optimizer, reference=reference) for optimizer in optimizers]:
-        for check in checks(quick=quick):
-            cells.append(pytest.param(subject, check, id=f"{subject.spec.name}-{check.__name__[6:]}"))
-    return pytest.mark.parametrize(("optimizer", "check"), cells)
+    subjects = [Subject(optimizer, reference=reference) for optimizer in optimizers]
+    pairs = [(subject, check) for subject in subjects for check in checks(quick=quick)]
+    names = [f"{subject.spec.name}-{check.__name__[6:]}" for subject, check in pairs]
+    return pytest.mark.parametrize(("optimizer", "check"), pairs, ids=names)
 
 
 class _Package(ModuleType):

@@ -16,37 +16,31 @@ GROUPS: dict[Group, str] = {"changes results": "results", "blocks a set-up": "se
 """Consequences of a failure, the worst first, by the words that records have for them."""
 SERIOUS: tuple[Group, ...] = ("changes results", "blocks a set-up")
 """The groups that headlines and boards count."""
-FILES = ("numerics", "state", "parameters", "rates", "closures", "cost", "integration", "task")
+FILES = {"optimizer": ("numerics", "parameters", "groups", "closures", "integration"), "task": ("task",)}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def group(name: Group) -> Callable[[Function], Function]:
-    """Mark a function `check_X(optimizer)` as a check; what a failure of it means is read from here."""
+    """Mark a function `check_X(optimizer)` as a check; `catalogue` reads from here what a failure of it means."""
     return lambda function: function
 
 
 @dataclass(frozen=True)
 class Check:
-    """The function `check_NAME` of a file of this package, with its docstring, and what a failure of it means."""
+    """The function `check_NAME` of a file of this package, what a failure means, its docstring's first line and rest.
+
+    `quick` is false for the integration checks, which start processes and trainings.
+    """
 
     name: str
     file: str
     group: Group
-    doc: str
-
-    @property
-    def meaning(self) -> str:
-        """The property, in one line."""
-        return self.doc.partition("\n")[0].rstrip(".")
-
-    @property
-    def advice(self) -> str:
-        """Why it matters, the tolerance, and how to mend a failure."""
-        return " ".join(self.doc.partition("\n")[2].split())
+    meaning: str
+    advice: str
 
     @property
     def quick(self) -> bool:
-        """Whether `--quick` runs it: the integration checks start processes and trainings."""
+        """Whether `--quick` runs it."""
         return self.file != "integration"
 
     @property
@@ -59,12 +53,12 @@ class Check:
 def catalogue(kind: Kind = "optimizer") -> dict[str, Check]:
     """All checks by name, in the order they run: as they stand in their files."""
     checks = {}
-    for file in FILES:
-        if (file == "task") is (kind == "task"):
-            for node in ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8")).body:
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
-                    (decorator,) = node.decorator_list
-                    assert isinstance(decorator, ast.Call)
-                    name, doc = node.name.removeprefix("check_"), cleandoc(ast.get_docstring(node) or "")
-                    checks[name] = Check(name, file, ast.literal_eval(decorator.args[0]), doc)
+    for file in FILES[kind]:
+        for node in ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+                (decorator,) = node.decorator_list
+                assert isinstance(decorator, ast.Call)
+                name, (meaning, _, advice) = node.name[6:], cleandoc(ast.get_docstring(node) or "").partition("\n")
+                severity = ast.literal_eval(decorator.args[0])
+                checks[name] = Check(name, file, severity, meaning.rstrip("."), " ".join(advice.split()))
     return checks

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from math import inf
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, gap, values
+from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, flat, gap, values
 from bench.check.subject import Subject
 from bench.errors import described
 from bench.machine import crowding
@@ -51,13 +50,12 @@ def check_grad_scaler(optimizer: Subject) -> None:
     if optimizer.spec.traits.calls_closure_again or optimizer.spec.traits.create_graph:
         pytest.skip("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
     plain, scaled = (optimizer.stepper(optimizer.attention(torch.float32)) for _ in range(2))
-    scaler, overflow = torch.amp.GradScaler("cpu", init_scale=2.0**10), False
+    scaler, scale = torch.amp.GradScaler("cpu", init_scale=2.0**10), 1.0
 
     def by(closure: Any) -> Any:
         loss = closure()
-        with torch.no_grad():
-            for p in scaled.params:
-                p.grad.mul_(inf if overflow else scaler.get_scale())
+        for p in scaled.params:
+            p.grad.mul_(scale * scaler.get_scale())
         scaler.scale(torch.zeros(()))  # tells the scaler that a loss was scaled
         scaler.unscale_(scaled.optimizer)
         value = scaler.step(scaled.optimizer, lambda: loss)
@@ -65,13 +63,13 @@ def check_grad_scaler(optimizer: Subject) -> None:
         return value
 
     at_most(1e-5, scaled.run(by=by).gap(plain.run()), "the gap to a run without it is")
-    before, overflow = values(scaled.params), True
+    before, scale = values(scaled.params), inf
     scaled.step(by=by)
     if not equal(scaled.params, before):
         raise Fault("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
-    overflow = False
+    scale = 1.0
     scaled.step(by=by)
-    if not all(p.isfinite().all() for p in scaled.params):
+    if not flat(scaled.params).isfinite().all():
         raise Fault("after a skipped step, weights are not finite")
 
 
@@ -81,16 +79,13 @@ def check_grad_scaler(optimizer: Subject) -> None:
 class _Shared(Attention):
     """The attention head on two ranks with different samples, which average gradients and losses."""
 
-    network: Any = None
-    """The callable: this module, or its DDP wrapper."""
-
     def rows(self, parts: int) -> list[slice]:
         """This rank's part of the batch."""
         return [slice(0, _CUT) if dist.get_rank() == 0 else slice(_CUT, SAMPLES)]
 
     def loss(self, rows: slice) -> Tensor:
         """This rank's part of the loss, times the number of ranks, since gradients are averaged."""
-        return (self.network or self)(rows) * 2
+        return self(rows) * 2
 
     def reduced(self, loss: Tensor) -> Tensor:
         """The mean over ranks."""
@@ -102,15 +97,15 @@ class _Shared(Attention):
 def check_ddp(optimizer: Subject) -> None:
     """Under DDP two processes, with other global seeds, stay bit-identical and agree with one process.
 
-    Data are drawn differently by rank. Tolerance to one process 1e-9 of the way. Mend: gradients and loss are already
-    averaged over ranks: do not reduce or divide them again, and use nothing that differs between ranks; draw from your
-    own torch.Generator with one seed on all ranks.
+    Tolerance to one process 1e-9 of the way. Mend: gradients and loss are already averaged over ranks: do not reduce
+    them again, and use nothing that differs between ranks; draw from your own torch.Generator with one seed on all.
     """
     from torch.nn.parallel import DistributedDataParallel
 
     def train() -> list[Tensor]:
         model = _Shared(matrices=optimizer.matrices)
-        object.__setattr__(model, "network", DistributedDataParallel(model))  # not a submodule
+        network = DistributedDataParallel(model)
+        model.loss = lambda rows: network(rows) * 2
         return optimizer.stepper(model, seeded=1000 * dist.get_rank()).run().params
 
     first, second = _on_ranks(optimizer, train)
@@ -123,9 +118,8 @@ def check_ddp(optimizer: Subject) -> None:
 def check_fsdp(optimizer: Subject) -> None:
     """Under FSDP2 two processes agree with one process; one of them holds no element of the last parameter.
 
-    Tolerance 1e-6 of the way: sums over shards have another order, and torch computes some in float32. Mend: norms and
-    other sums must cover all shards: optimizers.norms does, .to_local() and float() see one shard; an exception means
-    that an operation does not support sharded tensors (DTensor).
+    Tolerance 1e-6 of the way: torch computes some sums in float32. Mend: norms and other sums must cover all shards:
+    .to_local() and float() see one; an exception means that an operation does not support sharded tensors (DTensor).
     """
     optimizer.refuse_chance()
     from torch.distributed.device_mesh import init_device_mesh
@@ -150,60 +144,42 @@ def _on_ranks(optimizer: Subject, train: Callable[[], list[Tensor]]) -> list[lis
     optimizer.refuse_graph()
     if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
         pytest.skip("this machine cannot fork processes that communicate with gloo")
-    context = multiprocessing.get_context("fork")  # so that torch and the plug-in need not be imported again
     seconds = 0.7 * optimizer.limit
     deadline = time.monotonic() + seconds * crowding()
-    receivers, processes, results = [], [], dict[int, list[Tensor]]()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the children do not use
+        folder, error = Path(name), Path(name, "error")
+        # Forked, so that torch and the plug-in need not be imported again.
+        ranks: Any = start_processes(_rank, (folder, train), nprocs=2, join=False, daemon=True, start_method="fork")
         try:
-            for rank in range(2):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_rank, args=(rank, Path(folder), train, sender), daemon=True)
-                process.start()
-                sender.close()  # so that the end of the process ends the pipe
-                receivers.append(receiver)
-                processes.append(process)
-            while len(results) < 2:
-                left = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
-                ready = connection.wait(left, max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    why = "they wait for each other, or one hangs"
-                    raise RuntimeError(f"the two processes did not finish in {seconds:.3g} s: {why}")
-                for receiver in ready:
-                    rank = receivers.index(receiver)
-                    results[rank] = _received(receiver, rank)
+            while not ranks.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() > deadline:
+                    reason = "they wait for each other, or one hangs"
+                    raise RuntimeError(f"the two processes did not finish in {seconds:.3g} s: {reason}")
+        except ProcessExitedException as ended:
+            ended_silently = f"rank {ended.error_index} of two processes ended without a result"
+            raise RuntimeError(error.read_text() if error.exists() else ended_silently) from None
         finally:
-            for process in processes:
+            for process in ranks.processes:
                 process.kill()
-                process.join()
-    return [results[rank] for rank in range(2)]
+        return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
-def _received(receiver: Any, rank: int) -> list[Tensor]:
-    try:
-        result = receiver.recv()
-    except EOFError:
-        raise RuntimeError(f"rank {rank} of two processes ended without a result") from None
-    if isinstance(result, str):
-        raise RuntimeError(f"on rank {rank}: {result}")
-    return [torch.from_numpy(array) for array in result]
-
-
-def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]], sender: Any) -> None:
-    pid = os.getpid()
+def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
+    pid, code = os.getpid(), 1
     try:
         torch.set_num_threads(1)  # the threads of the parent are not here
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # independent of the machine's name
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-        result: Any = [p.detach().numpy() for p in train()]
+        weights = [p.detach() for p in train()]
+        if os.getpid() == pid:  # not a process that the optimizer has forked
+            torch.save(weights, folder / str(rank))
+            dist.barrier()  # the other rank may still need this one
+            code = 0
     except BaseException as error:
-        result = described(error)
-    if os.getpid() == pid:  # not a process that the optimizer has forked
-        sender.send(result)
-        signal.pause()  # the other rank may still need this one; the parent ends both
-    os._exit(0)
+        (folder / "error").write_text(f"on rank {rank}: {described(error)}")
+    os._exit(code)
 
 
 # ---- Runs of the suite -----------------------------------------------------------------------------------------------
@@ -228,7 +204,7 @@ def _run_of(optimizer: Subject) -> Iterator[Any]:
 def check_lanes(optimizer: Subject) -> None:
     """Vectorised runs, as in sweeps: the pure update equals the class.
 
-    Lanes differ in lr, and in each other float in turn. Tolerance 1e-9 of the way. Mend: compare the function of
+    Lanes differ in lr, and in another float. Tolerance 1e-9 of the way. Mend: compare the function of
     OptimizerSpec.update with step line by line.
     """
     if optimizer.spec.pure_update is None or optimizer.lr is None:
@@ -236,17 +212,15 @@ def check_lanes(optimizer: Subject) -> None:
     with _run_of(optimizer) as task:
         from bench.check.task import lanes_gap
 
-        rates = [{"opt.lr": factor * optimizer.lr} for factor in (1.0, 0.5, 2.0)]
         for label, name, others in optimizer.variants():
-            value = optimizer.hparams[name]
-            legal: list[Any] = [value]
-            for other in others if isinstance(value, float) and name != "lr" else ():
+            values, lr = [optimizer.hparams[name]], optimizer.lr
+            for value in others if isinstance(values[0], float) else ():
                 with suppress(Exception):  # an illegal value
-                    optimizer.stepper(arguments={name: other})
-                    legal.append(other)
-            if len(legal) > 1 or name == "lr":
-                more = [{} if name == "lr" else {f"opt.{name}": each} for each in legal]
-                lanes = [rate | values for rate, values in zip(rates, cycle(more), strict=False)]
+                    optimizer.stepper(arguments={name: value})
+                    values.append(value)
+            pairs = zip((lr, lr / 2, 2 * lr), cycle(values), strict=False)
+            if len(values) > 1:
+                lanes = [{"opt.lr": rate} if name == "lr" else {"opt.lr": rate, f"opt.{name}": x} for rate, x in pairs]
                 at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, with values of {label}: the gap")
 
 

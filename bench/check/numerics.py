@@ -1,52 +1,46 @@
-"""Checks of what a step computes: descent, formulas, dtypes, layouts and kernels."""
+"""Checks of what a step computes: descent, formulas, kernels, gradients of 0 and NaN."""
 
-import inspect
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
-import numpy as np
+import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, Fault, Stepper, at_most, flat, gap, gradients, values
-from bench.check.subject import Subject, pytest, reference_of
-
-_FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
+from bench.check.steps import ROUNDING, Fault, Stepper, at_most, flat, gradients, values
+from bench.check.subject import Subject
 
 
 @group("blocks a set-up")
 def check_builds(optimizer: Subject) -> str:
     """The constructor takes a list and a generator of parameters, and a step works.
 
-    Everything else needs this. Mend: it must work with its defaults (or --opt.NAME VALUE) on dense gradients of small
-    matrices and vectors, and derive from torch.optim.Optimizer.
+    Mend: it must work with its defaults (or --opt.NAME VALUE) on dense gradients of small matrices and vectors.
     """
-    for name, form in {"a list of parameters": list, "a generator of parameters": iter}.items():
+    for form in (list, iter):
         stepper = optimizer.stepper(groups=form)
         if not isinstance(stepper.optimizer, Optimizer):
             raise Fault(f"the result is a {type(stepper.optimizer).__name__}, not a torch.optim.Optimizer")
-        held = sorted(id(p) for group in stepper.optimizer.param_groups for p in group["params"])
-        if held != sorted(id(p) for p in stepper.params):
-            raise Fault(f"made from {name}, its param_groups do not contain each parameter exactly once")
+        members = sorted(id(p) for group in stepper.optimizer.param_groups for p in group["params"])
+        if members != sorted(map(id, stepper.params)):
+            raise Fault("its param_groups do not contain each parameter exactly once")
         stepper.step()
-    kind = "on matrices only" if optimizer.matrices else "by role" if optimizer.by_role else ""
-    return kind + f"; check {optimizer.rest} by itself" * bool(optimizer.rest)
+    return "on matrices only" if optimizer.matrices else "by role" if optimizer.by_role else ""
 
 
 @group("changes results")
 def check_descent(optimizer: Subject) -> str:
     """It decreases the loss of a small attention head, at its lr times a power of 10.
 
-    At most half of the loss may remain after 60 steps; working methods come far below. Mend: look for a wrong sign, a
-    step that does not depend on lr, a default that leaves the weights unchanged, state shared by parameters of
-    different shapes, or a loss that is changed before use.
+    At most half of the loss may remain after 60 steps. Mend: look for a wrong sign, a step that does not depend on lr,
+    state shared by parameters, or a loss that is changed before use.
     """
     best = inf
-    for factor in _FACTORS if optimizer.lr else (1.0,):
+    for factor in (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01) if optimizer.lr else (1.0,):
         rate = {"lr": factor * optimizer.lr} if optimizer.lr else {}
         stepper = optimizer.stepper(arguments=rate)
         before = float(stepper.backward())
@@ -62,148 +56,96 @@ def check_descent(optimizer: Subject) -> str:
 
 @group("changes results")
 def check_reference(optimizer: Subject) -> str:
-    """Its steps equal those of a reference: another optimizer, or a function of flat vectors.
+    """Its steps equal those of a reference optimizer.
 
-    A formula that is off by one in the bias correction, decays twice or has eps inside the root still trains, and only
-    a statement of what is right shows it. Tolerance 1e-9 of the way, over 10 float64 steps. Another optimizer is
-    compared at the default and at another value of each number and flag that both have. A function is
-
-        reference(weights, gradient, loss, step, memory, **hyperparameters) -> new weights
-
-    with float64 numpy vectors of all elements, the loss as a float, step from 0, and a dict for the method's state,
-    initially empty. It receives the constructor's arguments that it names; with `**more` also all that were set by
-    hand. Mend: compare the first step by hand: the order of bias correction, decay and momentum, the place of lr.
+    A formula with a wrong bias correction, two decays or eps inside the root still trains. Tolerance 1e-9 of the way,
+    over 10 float64 steps, at the default and at another value of each number and flag that both have. Mend: compare the
+    first step by hand: the order of bias correction, decay and momentum, the place of lr.
     """
     if optimizer.reference is None:
-        pytest.skip("no reference was given; name one with --reference adamw or module:function")
+        pytest.skip("no reference was given; name one with --reference adamw or module:Class")
     optimizer.refuse_chance()
-    reference = reference_of(optimizer.reference)
-    if not isinstance(reference, Subject):
-        return _compare_with_function(optimizer, reference)
-    shared = {name: value for name, value in optimizer.hparams.items() if name in reference.hparams}
-    compared = []
-    for label, setting in optimizer.settings():
-        if set(setting) <= shared.keys():
-            try:
-                pair = [subject.stepper(arguments=shared | setting) for subject in (optimizer, reference)]
-            except Exception:
-                continue  # not a legal value of both
-            tested, right = (stepper.run(10) for stepper in pair)
-            if flat(right.params).isfinite().all():
-                compared.append(label)
-                message = f"after 10 steps with {label}, the gap to {reference.spec.name} is"
-                at_most(ROUNDING, tested.gap(right), message)
-    return f"with {', '.join(compared)}"
+    right = Subject(optimizer.reference)
+    shared = {name: value for name, value in optimizer.hparams.items() if name in right.hparams}
 
+    def pair(setting: Mapping[str, Any]) -> list[Stepper]:
+        return [subject.stepper(arguments=shared | setting) for subject in (optimizer, right)]
 
-def _compare_with_function(optimizer: Subject, formula: Any) -> str:
-    parameters = inspect.signature(formula).parameters
-    takes_more = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    arguments = {name: value for name, value in optimizer.hparams.items() if name in parameters}
-    arguments |= optimizer.arguments if takes_more else {}
-    stepper, at = optimizer.stepper(), Stepper(optimizer.spec, optimizer.attention())
-    memory, worst = {}, 0.0
-    for step in range(10):
-        loss = float(at.backward())
-        weights, gradient = (flat(tensors).numpy() for tensors in (at.params, [p.grad for p in at.params]))
-        weights = formula(weights, gradient, loss, step, memory, **arguments)
-        vector_to_parameters(torch.from_numpy(np.asarray(weights, dtype=np.float64)), at.params)
-        stepper.step()
-        worst = max(worst, stepper.gap(at))
-    at_most(ROUNDING, worst, "the largest gap to the function in 10 steps is")
-    return ""
-
-
-@group("changes results")
-def check_zero_gradient(optimizer: Subject) -> None:
-    """A zero gradient makes no weight NaN or infinite.
-
-    Dead units, masked rows and the first steps of zero-initialised heads have one. Mend: protect divisions by norms and
-    by second moments: add eps, or take a zero step where the norm is 0.
-    """
-    for before in (0, 2):
-        for which in (slice(None), slice(1)):
-            stepper = optimizer.stepper().run(before)
-            for _ in range(2):
-                stepper.backward()
-                grads: list[Any] = [p.grad for p in stepper.params]
-                grads[which] = [torch.zeros_like(p) for p in stepper.params[which]]
-                optimizer.push(stepper.optimizer, stepper.params, grads)
-            broken = sum(int((~p.isfinite()).sum()) for p in stepper.params)
-            at_most(0, broken, f"after {before} steps and 2 with gradients of 0, the weights that are not finite are")
-
-
-@group("changes results")
-def check_nan_gradient(optimizer: Subject) -> str:
-    """A NaN in a gradient is not replaced by a number.
-
-    Training code detects divergence by NaN; an optimizer that hides it trains on with wrong gradients, and nobody
-    learns of it. To skip the whole step, to raise an error, or to keep the NaN in the state is fine; methods of signs,
-    where NaN has none, are skipped. Mend: remove nan_to_num and masks of NaN.
-    """
-    for before in (0, 3):
-        params = [nn.Parameter(t) for t in gradients([(4, 3), (5, 1) if optimizer.matrices else (5,)], 20)]
-        instance, shapes = optimizer.make(params), [p.shape for p in params]
-        for step in range(before):
-            optimizer.push(instance, params, gradients(shapes, step))
-        start, grads = values(params), gradients(shapes, before)
-        grads[0][0, 0] = torch.nan
-        try:
-            optimizer.push(instance, params, grads)
-        except (ArithmeticError, RuntimeError, ValueError) as error:
-            return f"it raises {type(error).__name__}"
-        moved = flat(params) - flat(start)
-        sizes = moved[moved != 0].abs()
-        if len(sizes) and sizes.allclose(sizes[0]):
-            pytest.skip("its steps are signs, and NaN has none")
-        kept = [*tree_leaves(instance.state_dict()), params[0][0, 0]]
-        if len(sizes) and not any(isinstance(t, Tensor) and t.isnan().any() for t in kept):
-            raise Fault(f"after {before} steps, a NaN in the gradient becomes a finite weight: it is hidden")
-    return ""
-
-
-@group("blocks a set-up")
-def check_bf16(optimizer: Subject) -> None:
-    """bfloat16 parameters keep their dtype and follow float64.
-
-    Pure bf16 training is usual. Weights start at 0, where bfloat16 resolves the smallest steps; its 8 bits give an
-    error of 0.05 in three steps with averages, so the tolerance is 0.1 of the way. Mend: create state and constants in
-    the parameter's dtype or wider, and update the parameter in place.
-    """
-    optimizer.refuse_chance()
-    shapes = [(4, 3), (5, 1) if optimizer.matrices else (5,)]
-    exact, half = ([nn.Parameter(torch.zeros(s, dtype=d)) for s in shapes] for d in (torch.float64, torch.bfloat16))
-    instances = [optimizer.make(params) for params in (exact, half)]
-    for step in range(3):
-        rounded = [g.bfloat16() for g in gradients(shapes, step)]
-        optimizer.push(instances[0], exact, [g.double() for g in rounded])
-        optimizer.push(instances[1], half, rounded)
-    if others := [p.dtype for p in half if p.dtype != torch.bfloat16]:
-        raise Fault(f"a bfloat16 parameter became {others[0]}")
-    at_most(0.1, gap(half, exact, [torch.zeros(shape) for shape in shapes]), "the gap to float64 is")
+    settings = [(label, setting) for label, setting in optimizer.settings() if setting.keys() <= shared.keys()]
+    return "with " + ", ".join(_agree(settings, pair, ROUNDING, f"the gap to {right.spec.name} is"))
 
 
 @group("changes results")
 def check_foreach(optimizer: Subject) -> str:
     """The kernels foreach and fused equal the loop over parameters, at the default and at other hyperparameters.
 
-    On a GPU another kernel runs than on the CPU where the method was tested, and decay or momentum may be missing in
-    one. Tolerance 1e-6 of the way: kernels may keep their scalars in float32. Mend: compare the paths line by line.
+    A GPU runs another kernel than the CPU where the method was tested. Tolerance 1e-6 of the way: kernels may keep
+    their scalars in float32. Mend: compare the paths line by line; decay or momentum may be missing in one.
     """
-    flags, ran = [name for name in ("foreach", "fused") if name in optimizer.hparams], list[str]()
-    loop = dict.fromkeys(flags, False)
-    for label, setting in optimizer.settings() if flags else ():
-        try:
-            plain = optimizer.stepper(arguments=setting | loop).run(4)
-        except Exception:
-            continue  # an illegal value
-        for flag in flags if flat(plain.params).isfinite().all() else ():
-            try:
-                stepper = optimizer.stepper(arguments={**setting, **loop, flag: True})
-            except Exception:
-                continue  # this kernel does not exist here
-            ran += [flag] * (flag not in ran)
-            at_most(1e-6, stepper.run(4).gap(plain), f"{flag}=True with {label}: the gap to the loop is")
+    flags = [name for name in ("foreach", "fused") if name in optimizer.hparams]
+    loop, ran = dict.fromkeys(flags, False), list[str]()
+    for flag in flags:
+        ways = (loop | {flag: True}, loop)
+
+        def pair(setting: Mapping[str, Any], ways: Any = ways) -> list[Stepper]:
+            return [optimizer.stepper(arguments={**setting, **way}) for way in ways]
+
+        if _agree(optimizer.settings(), pair, 1e-6, f"{flag}=True: the gap to the loop is"):
+            ran.append(flag)
     if not ran:
         pytest.skip("its constructor takes neither foreach nor fused")
     return " and ".join(ran)
+
+
+def _agree(
+    settings: Sequence[tuple[str, Mapping[str, Any]]],
+    pair: Callable[[Mapping[str, Any]], list[Stepper]],
+    tolerance: float,
+    message: str,
+) -> list[str]:
+    """Compare 10 steps of two optimizers at all settings that are legal for both, whose labels are returned."""
+    labels = []
+    for label, setting in settings:
+        try:
+            tested, right = pair(setting)
+            right.run(10)
+        except Exception:
+            continue  # an illegal value, or a kernel that does not exist here
+        if flat(right.params).isfinite().all():
+            labels.append(label)
+            at_most(tolerance, tested.run(10).gap(right), f"with {label}, {message}")
+    return labels
+
+
+@group("changes results")
+def check_zero_or_nan(optimizer: Subject) -> str:
+    """A zero gradient makes no weight NaN or infinite, and a NaN in a gradient is not replaced by a number.
+
+    Dead units have zero gradients; training code detects divergence by NaN. To skip the whole step, to raise an error,
+    or to keep the NaN in the state is fine; signs have no NaN. Mend: add eps to norms and second moments before
+    dividing; remove nan_to_num and masks of NaN.
+    """
+    shapes = [p.shape for p in optimizer.attention().parameters()]
+    for before in (0, 3):
+        for zeros in (slice(None), slice(1)):
+            stepper = optimizer.stepper().run(before)
+            for _ in range(2):
+                grads = gradients(shapes, before)
+                grads[zeros] = [torch.zeros_like(g) for g in grads[zeros]]
+                optimizer.push(stepper.optimizer, stepper.params, grads)
+            if not flat(stepper.params).isfinite().all():
+                raise Fault(f"after {before} steps and 2 with gradients of 0, weights are not finite")
+        stepper, grads = optimizer.stepper().run(before), gradients(shapes, before)
+        start = values(stepper.params)
+        grads[0][0, 0] = torch.nan
+        try:
+            optimizer.push(stepper.optimizer, stepper.params, grads)
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            return f"with NaN, it raises {type(error).__name__}"
+        moved = flat(stepper.params) - flat(start)
+        sizes = moved[moved != 0].abs()
+        kept = [*tree_leaves(stepper.optimizer.state_dict()), stepper.params[0][0, 0]]
+        is_kept = any(isinstance(t, Tensor) and t.isnan().any() for t in kept)
+        if len(sizes) and not sizes.allclose(sizes[0]) and not is_kept:  # equal sizes: its steps are signs
+            raise Fault(f"after {before} steps, a NaN in the gradient becomes a finite weight: it is hidden")
+    return ""

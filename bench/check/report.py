@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench.check.catalogue import GROUPS, SERIOUS, Check, Kind, catalogue
+from bench.store.files import making, write_json
+from bench.store.load import Damaged
+from bench.store.reports import CheckRecord, check_path, read_report
 from bench.text import counted, plain
+from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 
 Word = Literal["pass", "fail", "not applicable", "error"]
@@ -37,7 +41,7 @@ class Verdict:
 class Report:
     """All verdicts on an optimizer or a task, in the order of the catalogue.
 
-    `about` has target, package, versions, and constructor arguments; it is empty if it could not be loaded.
+    `about` has target, version, package, versions, and constructor arguments; it is empty if it could not be loaded.
     """
 
     name: str
@@ -90,13 +94,10 @@ class Report:
             lines += [group] * bool(members)
             for v in sorted(members, key=lambda v: v.ok):
                 lines.append(f"  {v.check:<18} {v.verdict:<14} {v.note}".rstrip())
-        for name in self.failed:
-            check = self.catalogue[name]
-            lines += ["", f"{name} ({check.group}): {check.meaning}", f"  {check.advice}"]
+        for check in map(self.catalogue.__getitem__, self.failed):
+            lines += ["", f"{check.name} ({check.group}): {check.meaning}", f"  {check.advice}"]
         count = Counter(v.verdict for v in self.verdicts)
-        total = ", ".join(
-            f"{count[word]} {word}" for word in ("pass", "fail", "error", "not applicable") if count[word]
-        )
+        total = ", ".join(f"{count[word]} {word}" for word in get_args(Word) if count[word])
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
@@ -115,20 +116,14 @@ def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_verdict(store: Path, report: Report) -> Path:
-    """Store a report; it replaces one on the same version of the optimizer, with the same optimizer for the rest.
-
-    Returns:
-        The file.
+    """Store a report in a file; it replaces one on the same version of the optimizer, with the same `opt.rest`.
 
     Raises:
         UserError: it cannot be written.
         RunFailed: the disk is full.
     """
-    from bench.store.files import making, write_json
-    from bench.store.reports import check_path
-
-    about = report.about
-    path = check_path(store, report.name, about.get("version"), about.get("package"), report.options.get(REST))
+    version, package = (report.about.get(key) for key in ("version", "package"))
+    path = check_path(store, report.name, version, package, report.options.get(REST))
     with making(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report.as_json(), indent=1)
@@ -138,27 +133,17 @@ def write_verdict(store: Path, report: Report) -> Path:
 def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> Report | None:
     """The stored report on an optimizer that is still valid; None if there is none, or one with errors.
 
-    Args:
-        store: the store.
-        name: of the optimizer; its version and the digest of its source must be those of the report.
-        options: its hyperparameters, likewise.
-        versions: of Python, torch and the suite, likewise; all checks must be in it.
+    Valid means: the optimizer's version and digest, its `options`, the `versions` of Python, torch and the suite, and
+    the list of checks are those of now.
     """
-    from bench.store.load import Damaged
-    from bench.store.reports import CheckRecord, check_path, read_report
-    from optimizers import OPTIMIZERS
-
     spec = OPTIMIZERS[name]
     try:
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    words = [each["verdict"] for each in record.verdicts]
-    whole = [each["check"] for each in record.verdicts] == [*catalogue()] and "error" not in words
-    if record.options != written(options) or record.versions != versions or not whole:
+    rows = [{k: v for k, v in row.items() if k in Verdict.__dataclass_fields__} for row in record.verdicts]
+    verdicts = tuple(Verdict(**row | {"measured": row["measured"] and float(row["measured"])}) for row in rows)
+    if record.options != written(options) or record.versions != versions or "error" in [v.verdict for v in verdicts]:
         return None
-    fields = [{key: each[key] for key in Verdict.__dataclass_fields__} for each in record.verdicts]
-    for values in fields:
-        values["measured"] = None if values["measured"] is None else float(values["measured"])  # may be the word inf
     about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
-    return Report(name, options, about, tuple(Verdict(**values) for values in fields))
+    return Report(name, options, about, verdicts) if [v.check for v in verdicts] == [*catalogue()] else None

@@ -1,4 +1,4 @@
-"""Runs the checks through pytest in a process of its own: an optimizer may raise, hang, print, fork or end it."""
+"""Runs checks in a process of its own, since an optimizer may raise, hang, print, fork or end it."""
 
 import json
 import os
@@ -6,52 +6,39 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from platform import python_version
 from typing import Any, NamedTuple
 
 from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Report, Verdict
+from bench.check.report import Report, Verdict, written
 from bench.config.options import is_none
-from bench.errors import UserError, check_known
+from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
-from optimizers.plugins import packed
+from optimizers.plugins import PluginError, adopt, packed
 from tasks import TASKS
 
 LIMIT = 30.0
 """Seconds that one check may take; more in proportion on a machine with more runnable processes than processors."""
-FOLDER, REQUESTS, EVENTS = "BENCH_CHECK_FOLDER", "requests", "events"
-"""The environment variable with the folder of a request, and the files in it."""
+_MOST_ENDED = 3
+"""Processes that an optimizer may end or block before its remaining checks are skipped. Ours."""
 Show = Callable[[Report, Verdict], None]
 """Receives the report on an optimizer so far, and the new verdict."""
 
-_ENDED = {"verdict": "error", "note": "the process ended"}
-_CODE = """
-import json, sys
-root, path, words = json.loads(sys.argv[1])
-sys.path[:] = [root, *path]
-"""
-
-
-def python_with_path(code: str, words: Sequence[str]) -> list[str]:
-    """A command that runs code with these `words` and the caller's path, with the suite's own packages first.
-
-    A test may find its optimizer on the path.
-    """
-    return python_command("-c", _CODE + code, json.dumps([str(ROOT), sys.path, list(words)]))
-
 
 class Request(NamedTuple):
-    """Checks of one optimizer or task, as `request_of` and `request_of_task` take them."""
+    """Checks of one optimizer or task, as `request_of` takes them."""
 
     name: str
     checks: tuple[str, ...]
@@ -68,47 +55,29 @@ def request_of(
     reference: str | None = None,
     options: Mapping[str, Any] | None = None,
     quick: bool = False,
+    kind: Kind = "optimizer",
+    data: Path | None = None,
 ) -> Request:
-    """A request to check an optimizer: in the registry, `module:Class` or `file.py:Class`.
+    """A request to check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
 
-    Args:
-        name: of the optimizer.
-        only: names of checks; all if None.
-        reference: name of an optimizer, or `module:function`: see `bench.check.parametrize_with_checks`.
-        options: hyperparameters, as values or as words of the command line.
-        quick: whether to leave out checks that start processes and trainings.
+    `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
+    hyperparameters or those of the task, as values or as words of the command line; `reference` is an optimizer whose
+    steps must be equal; `data` is the data folder for a task.
 
     Raises:
-        UserError: there is no such optimizer or check.
+        UserError: there is no such optimizer, task or check.
     """
-    options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
-    return Request(_known("optimizer", name, OPTIMIZERS), checks_of("optimizer", only, quick=quick), options, reference)
-
-
-def request_of_task(
-    name: str, *, only: Sequence[str] | None = None, options: Mapping[str, Any] | None = None, data: Path | None = None
-) -> Request:
-    """A request to check a task: in the registry, `module:SPEC` or `file.py:SPEC`; else as `request_of`."""
-    return Request(_known("task", name, TASKS), checks_of("task", only), dict(options or {}), kind="task", data=data)
-
-
-def _known(kind: Kind, name: str, registry: Any) -> str:
     place = name.rpartition(":")[0]
-    if place.endswith(".py") and not Path(place).is_file():  # said before torch is imported
+    if place.endswith(".py") and not Path(place).is_file():  # before torch is imported
         raise UserError(f"there is no file {place}")
-    check_known(kind, [name], registry)
-    return name
+    check_known(kind, [name], TASKS if kind == "task" else OPTIMIZERS)
+    options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
+    return Request(name, checks_of(kind, only, quick=quick), options, reference, kind, data)
 
 
 def checks_of(kind: Kind, only: Sequence[str] | None, *, quick: bool = False) -> tuple[str, ...]:
-    """The named checks, or all (all quick ones) if None, in their order.
-
-    Raises:
-        UserError: there is no such check, or none is named.
-    """
+    """The named checks, or all (all quick ones) if None, in their order; UserError for an unknown one."""
     known = catalogue(kind)
-    if only is not None and not only:
-        raise UserError(f"no check is named; there are {', '.join(known)}")
     check_known("check", only or (), known)
     return tuple(name for name in known if (only is None or name in only) and (known[name].quick or not quick))
 
@@ -121,82 +90,166 @@ def versions() -> dict[str, str]:
 def reports(
     requests: Sequence[Request], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
 ) -> Generator[Report, None, None]:
-    """Check several optimizers, in one process; yields each report when complete, in their order.
+    """Check several optimizers one after the other, in one process that is replaced when it ends or hangs.
 
-    Args:
-        requests: what to check.
-        limit: seconds that one check may take.
-        show: called with each verdict as it comes.
-        refuse: whether an optimizer that cannot be loaded or built raises an error; else it gets a verdict.
+    `limit` is in seconds for one check; `show` is called with each verdict as it comes.
 
     Raises:
-        UserError: see `refuse`.
+        UserError: an optimizer cannot be loaded or built; without `refuse`, it gets such a verdict instead.
     """
-    collected: list[Report] = [Report(r.name, r.options, {}, (), r.kind) for r in requests]
-    done = 0
-    with closing(_events(requests, limit)) as events:
-        for event in events:
-            if refuse and "refused" in event:
-                raise UserError(event["refused"])
-            report = collected[event["number"]]
-            verdict = Verdict(**{key: event[key] for key in Verdict.__dataclass_fields__ if key in event})
-            report = replace(report, about=event.get("about", report.about), verdicts=(*report.verdicts, verdict))
-            collected[event["number"]] = report
-            if show is not None:
-                show(report, verdict)
-            while done < len(collected) and len(collected[done].verdicts) == len(requests[done].checks):
-                yield collected[done]
-                done += 1
+    with closing(Worker(limit)) as worker:
+        for request in requests:
+            report, ended, reason = Report(request.name, request.options, kind=request.kind), 0, ""
+            for check in request.checks:
+                answer: dict[str, Any] = {"verdict": "not applicable", "note": reason}
+                if not reason:
+                    answer = worker.call(verdict_on, request, check, limit)
+                if refuse and "refused" in answer:
+                    raise UserError(answer["refused"])
+                verdict = Verdict(check, **{k: v for k, v in answer.items() if k in Verdict.__dataclass_fields__})
+                report = replace(report, about=answer.get("about", report.about), verdicts=(*report.verdicts, verdict))
+                if show is not None:
+                    show(report, verdict)
+                ended += "ended" in answer
+                if "unbuilt" in answer or (check == "builds" and not verdict.ok):
+                    reason = "it does not build"
+                elif ended == _MOST_ENDED:
+                    reason = reason or f"not run: {_MOST_ENDED} checks before ended the process"
+            yield report
 
 
-def _events(requests: Sequence[Request], limit: float) -> Generator[dict[str, Any], None, None]:
-    """What the tests write: verdicts with the number of their request; a test without one has ended its worker."""
-    if not any(request.checks for request in requests):
-        return
-    seconds = limit * crowding()
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as output:
-        folder = Path(name)
+class Worker:
+    """A process that runs functions of this package; another one replaces it when it ends or takes too long."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def call(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        """The answer of a function, with its `seconds`; or a verdict and that the process has `ended`."""
+        seconds = self.limit * crowding()
+        begun, note = time.monotonic(), f"not finished after {seconds:.2g} s"
         try:
-            (folder / REQUESTS).write_bytes(pickle.dumps((list(requests), limit, packed())))
-        except Exception as error:
+            process = self.process or self._start()
+            begun = time.monotonic()  # the limit does not count that it imports torch
+            self.pipe.send((function, arguments))
+            while time.monotonic() < begun + seconds:
+                if self.pipe.poll(0.1):
+                    return self.pipe.recv()
+                if process.poll() is not None:  # a child that it has forked may hold the pipe open
+                    raise EOFError
+        except (EOFError, OSError):
+            note = "the process ended"
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(f"options must be plain values: {error}") from None
-        (folder / EVENTS).touch()
-        words = [
-            *("-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider", "-q"),
-            *("-c", os.devnull, "--rootdir", name, "--noconftest"),
-            # One worker, which xdist replaces if it ends; a timeout in C code ends it too.
-            *("-n", "1", "--max-worker-restart", "1000", "--dist", "load", "--timeout", f"{seconds:g}"),
-            *("-o", f"faulthandler_timeout={1.5 * seconds + 5:g}", "-o", "faulthandler_exit_on_timeout=true"),
-            str(Path(__file__).with_name("suite.py")),
-        ]
+        self.close()
+        return {"verdict": "error", "note": note, "seconds": round(time.monotonic() - begun, 3), "ended": True}
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self.pipe, theirs = Pipe()
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
-        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1", FOLDER: name}
-        alone |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
-        process = subprocess.Popen(
-            python_with_path("import pytest; sys.exit(pytest.main(words))", words),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")} | alone,  # we may be in one
-            start_new_session=True,  # its workers and forks end with it
+        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
+        # A test may find its optimizer on the caller's path; `shield` lets Python find the suite's packages first.
+        code = (
+            "import json, sys\nroot, path, descriptor = json.loads(sys.argv[1])\nsys.path[:] = [root, *path]\n"
+            "from bench.process import shield\nshield()\nsys.path[:] = path\n"
+            "from bench.check.run import work\nwork(descriptor)"
         )
-        left, running, ended = sum(len(request.checks) for request in requests), {}, False
-        try:
-            with (folder / EVENTS).open() as file:
-                while not ended:
-                    ended = process.poll() is not None
-                    for event in [json.loads(line) for line in file.readlines()] + [{}] * ended:
-                        verdict = event if "verdict" in event else running and running | _ENDED
-                        running = {} if "verdict" in event else event
-                        if verdict:
-                            left -= 1
-                            yield verdict
-                    time.sleep(0.02)
-            if left:
-                output.seek(0)
-                last = output.read().decode(errors="replace").strip()[-2000:]
-                raise UserError(f"pytest ended before its work was done:\n{last}")
-        finally:
+        self.process = subprocess.Popen(
+            python_command("-c", code, json.dumps([str(ROOT), sys.path, theirs.fileno()])),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | alone,
+            start_new_session=True,  # its forks end with it
+        )
+        theirs.close()
+        self.pipe.send(packed())
+        self.pipe.recv()
+        return self.process
+
+    def close(self) -> None:
+        """End the process and its children."""
+        if self.process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.pipe.close()
+            self.process = None
+
+
+# ---- In the other process --------------------------------------------------------------------------------------------
+
+
+def work(descriptor: int) -> None:
+    """Call functions for a `Worker` at the other end of a pipe until it is closed; what optimizers print is lost."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
+    torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
+    pipe, process = Connection(descriptor), os.getpid()
+    adopt(pipe.recv())
+    for standard in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), standard)
+    pipe.send("ready")
+    with suppress(EOFError):
+        while True:
+            function, arguments = pipe.recv()
+            begun = time.monotonic()
+            answer = function(*arguments)
+            if os.getpid() != process:
+                break  # a process that the optimizer has forked
+            pipe.send(answer | {"seconds": round(time.monotonic() - begun, 3)})
+    os._exit(0)
+
+
+_subjects: dict[str, Any] = {}
+"""The last subject, by its request."""
+
+
+def verdict_on(request: Request, check: str, limit: float) -> dict[str, Any]:
+    """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; why a request is `refused`."""
+    import pytest
+
+    from bench.check.steps import Fault, seed
+
+    more = dict[str, Any](unbuilt=True)
+    try:
+        if repr(request) not in _subjects:
+            _subjects.clear()
+            _subjects[repr(request)] = _subject(request, limit)
+        subject = _subjects[repr(request)]
+        more = {"about": _about(subject)}
+        seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            note = catalogue(request.kind)[check].function(subject)
+        return more | {"verdict": "pass", "note": note or ""}
+    except pytest.skip.Exception as skip:
+        return more | {"verdict": "not applicable", "note": str(skip)}
+    except Fault as fault:  # with the line of the optimizer's file, if any
+        note = described(fault).removeprefix("Fault: ")
+        return more | {"verdict": "fail", "note": note, "measured": fault.measured}
+    except (UserError, PluginError) as error:
+        return more | {"verdict": "error", "note": str(error), "refused": str(error)}
+    except BaseException as error:
+        return more | {"verdict": "error", "note": "; ".join([described(error), *getattr(error, "__notes__", [])])}
+
+
+def _subject(request: Request, limit: float) -> Any:
+    if request.kind == "task":
+        from bench.check.task import TaskSubject
+
+        return TaskSubject(request.name, request.options, request.data)
+    from bench.check.subject import Subject
+
+    return Subject(request.name, request.options, request.reference, limit=limit)
+
+
+def _about(subject: Any) -> dict[str, Any]:
+    from tasks.core.spec import place_of
+
+    spec = subject.spec
+    target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
+    about = {"target": target, "version": spec.version, "package": spec.package}
+    return about | {"versions": versions(), "arguments": written(subject.arguments)}

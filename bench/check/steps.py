@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from optimizers import OptimizerSpec
 
 STEPS = 6
-"""Steps of most checks: enough for momentum and bias corrections, few enough that rounding stays small."""
+"""Steps of most checks: enough for momentum and bias corrections. Ours."""
 ROUNDING = 1e-9
 """Tolerance of a gap: rounding of float64 over a few steps stays below it; a real fault gives 1e-3 and more."""
 MATTERS = 1e-6
@@ -44,13 +44,13 @@ def at_most(tolerance: float, measured: float, message: str) -> None:
 class Attention(nn.Module):
     """An attention head with a linear readout and a logistic loss; all parameters may be matrices."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, *, matrices: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, *, matrices: bool = False) -> None:
         super().__init__()
         column = (1,) if matrices else ()
-        self.keys = nn.Parameter(0.5 * _draw(seed + 1, WIDTH, WIDTH).to(dtype))
-        self.values = nn.Parameter(0.5 * _draw(seed + 2, WIDTH, 3).to(dtype))
-        self.readout = nn.Parameter(0.5 * _draw(seed + 3, 3, *column).to(dtype))
-        self.bias = nn.Parameter(0.5 * _draw(seed + 4, 1, *column).to(dtype))
+        self.keys = nn.Parameter(0.5 * _draw(1, WIDTH, WIDTH).to(dtype))
+        self.values = nn.Parameter(0.5 * _draw(2, WIDTH, 3).to(dtype))
+        self.readout = nn.Parameter(0.5 * _draw(3, 3, *column).to(dtype))
+        self.bias = nn.Parameter(0.5 * _draw(4, 1, *column).to(dtype))
         self.inputs = _draw(5, SAMPLES, TOKENS, WIDTH).to(dtype)
         self.labels = torch.sign(self.inputs[:, 0, 0] + self.inputs[:, 0, 1])
 
@@ -75,17 +75,17 @@ class Attention(nn.Module):
 
 
 class Stepper:
-    """A model and an optimizer (None if only the model is evaluated); `calls` counts those of the closure, by step.
+    """A model and its optimizer, and the number of steps `taken`.
 
     Every protocol works: gradients are in `.grad` before `step(closure)`, and the closure, as torch documents it,
     clears them and evaluates again.
     """
 
-    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
+    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any, seeds: int = 0) -> None:
         self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
         self.params: list[Any] = list(model.parameters())
         self.start = values(self.params)
-        self.calls: list[int] = []
+        self.taken = 0
 
     def backward(self, parts: int = 1) -> Tensor:
         """The whole batch's mean loss, with its gradient in `.grad`."""
@@ -102,15 +102,10 @@ class Stepper:
 
     def step(self, parts: int = 1, by: Callable[..., Any] | None = None) -> Any:
         """One step of so many micro-batches, by a function of the closure or the optimizer's own `step`."""
-        seed(self.seeds + len(self.calls))
+        seed(self.seeds + self.taken)
+        self.taken += 1
         self.backward(parts)
-        self.calls.append(0)
-
-        def closure() -> Tensor:
-            self.calls[-1] += 1
-            return self.backward(parts)
-
-        return (by or self.optimizer.step)(closure)
+        return (by or self.optimizer.step)(lambda: self.backward(parts))
 
     def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
         """Several steps; returns itself."""
@@ -180,26 +175,17 @@ def seed(number: int) -> None:
 
 def generators() -> dict[str, Any]:
     """The states of the global generators."""
-    _, keys, *rest = np.random.get_state()
     return {
-        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
-        "numpy's generator": (np.asarray(keys).tobytes(), *rest),
+        "torch's generator": pickle.dumps(torch.default_generator.get_state().numpy()),
+        "numpy's generator": pickle.dumps(np.random.get_state()),
         "Python's generator": random.getstate(),
     }
 
 
-def _copied(tensor: Tensor) -> Any:
-    return tensor.detach().clone()
-
-
 def leaves(
-    value: Any,
-    place: str = "",
-    *,
-    of: Callable[[Tensor], Any] = _copied,
-    depth: int = 8,
+    value: Any, place: str = "", of: Callable[[Tensor], Any] = lambda t: t.detach().clone(), depth: int = 8,
     seen: set[int] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Tensors (as `of` gives them), numbers, words and states of generators in containers and objects, by place."""
     if value is None or isinstance(value, int | float | str):
         return {place: value}
@@ -216,7 +202,7 @@ def leaves(
     if isinstance(value, Optimizer):
         usual = vars(torch.optim.SGD([torch.zeros(1)]))
         others = {f"self.{name}": member for name, member in vars(value).items() if name not in usual}
-        members = {f"{place}{name}": member for name, member in {"state_dict()": value.state_dict(), **others}.items()}
+        members = {"state_dict()": value.state_dict(), **others}
     elif isinstance(value, Mapping):  # keyed by tensors, which are others after loading
         keys = [i if isinstance(key, Tensor) else key for i, key in enumerate(value)]
         members = {f"{place}[{key!r}]" if place else str(key): value[k] for key, k in zip(keys, value, strict=True)}
@@ -224,9 +210,7 @@ def leaves(
         members = {f"{place}[{i}]": member for i, member in enumerate(value)}
     else:
         members = {f"{place}.{name}": member for name, member in getattr(value, "__dict__", {}).items()}
-    return {
-        k: v for at, member in members.items() for k, v in leaves(member, at, of=of, depth=depth - 1, seen=seen).items()
-    }
+    return {k: v for at, member in members.items() for k, v in leaves(member, at, of, depth - 1, seen).items()}
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float = 0.0) -> str:
@@ -242,9 +226,6 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: floa
             a, b = a.nan_to_num(), b.nan_to_num()
             if not (torch.equal(a, b) or (tolerance and bool(((a - b).abs() <= tolerance * a.abs().max()).all()))):
                 return f"{place} differs"
-        elif isinstance(a, bytes):
-            if a != b:
-                return f"{place} is in another state"
         elif type(a) is not type(b) or (a != b and a == a):
-            return f"{place} is {b!r} in place of {a!r}"
+            return f"{place} is in another state" if isinstance(a, bytes) else f"{place} is {b!r} in place of {a!r}"
     return next((f"{place} is new" for place in other if place not in one), "")

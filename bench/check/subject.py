@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -18,9 +18,9 @@ from bench.errors import UserError, unknown
 from bench.text import is_number
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.adapters import adapted
-from optimizers.groups import REST, split_rest
+from optimizers.groups import split_rest
 from optimizers.hybrid import takes_names
-from optimizers.plugins import Origin, load, provenance
+from optimizers.plugins import Origin, provenance
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
@@ -29,16 +29,10 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class Subject:
-    """The checked optimizer.
+    """The checked optimizer, in any of the forms that `bench.check.parametrize_with_checks` takes.
 
-    Args:
-        target: a class, a `functools.partial` of one, an `OptimizerSpec`, a name of the registry, `module:Class` or
-            `file.py:Class`.
-        given: hyperparameters, as words of the command line or as values; those of another method for the rest
-            (`rest`) are left out, since each method is checked by itself.
-        reference: what its steps must equal: another optimizer, in any form of `target`, or a function of flat vectors
-            (`bench.check.numerics.check_reference`), or its `module:function`. By default the spec's own.
-        limit: seconds that one check may take.
+    Hyperparameters are `given` as words or values; those of the method for the rest are left out. `reference` is an
+    optimizer (default: that of the spec), `limit` the seconds that one check may take.
 
     Attributes:
         arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
@@ -57,17 +51,16 @@ class Subject:
         if isinstance(target, functools.partial):
             target, given = target.func, {**target.keywords, **given}
         self.spec = spec = spec_of(target)
-        self.reference, self.rest = reference or spec.reference, given.get(REST)
-        given, _ = split_rest(given)
+        self.reference, (given, _) = reference or spec.reference, split_rest(given)
         options = optimizer_options(spec)
         if "lr" in options and options["lr"].default is MISSING:
             given = {"lr": _LR, **given}
         signature = inspect.signature(spec.cls).parameters
         # What no command line can say, such as the class of a base optimizer in a `functools.partial`.
         direct = {k: v for k, v in given.items() if k in signature and (k not in options or isinstance(v, Tensor))}
-        values = parse_options("opt", options, {k: v for k, v in given.items() if k not in direct})
+        settings = parse_options("opt", options, {k: v for k, v in given.items() if k not in direct})
         chosen = [name for name in options if name in given or name in spec.defaults]
-        self.arguments = {name: values[name] for name in chosen if values[name] != TASK_VALUE} | direct
+        self.arguments = {name: settings[name] for name in chosen if settings[name] != TASK_VALUE} | direct
         for cap in _CAPS:
             if cap in options and cap not in given:
                 try:
@@ -77,12 +70,10 @@ class Subject:
                 self.arguments[cap] = inf
         defaults = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
         self.hparams: dict[str, Any] = defaults | self.arguments
-        self.matrices = self.by_role = False
-        if not self._steps((4, 3), (3,)):
-            self.matrices = self._steps((4, 3), (3, 1))
-            if not self.matrices:
-                self.by_role = True
-                self.by_role = self._steps((4, 3), (3,))
+        for self.matrices, self.by_role in ((False, False), (True, False), (False, True)):
+            if self._steps((4, 3), (3, 1) if self.matrices else (3,)):
+                return
+        self.by_role = False
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}>"
@@ -96,26 +87,21 @@ class Subject:
             return False
         return True
 
-    def attention(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Attention:
+    def attention(self, dtype: torch.dtype = torch.float64) -> Attention:
         """A fresh attention head."""
-        return Attention(dtype, seed, matrices=self.matrices)
+        return Attention(dtype, matrices=self.matrices)
 
     @cached_property
     def draws(self) -> bool:
         """Whether its steps draw random numbers from the global generators, or it holds a generator."""
-        stepper, states = self.stepper(), list[Any]()
-
-        def by(closure: Any) -> None:
-            before = generators()
-            stepper.optimizer.step(closure)
-            states.append(before != generators())
-
-        stepper.run(2, by=by)
+        stepper = self.stepper().run(2)
+        states = generators()
+        seed(1)  # as the second step did
         held = leaves(stepper.optimizer) | leaves(vars(type(stepper.optimizer)))
-        return any(states) or any(isinstance(value, bytes) for value in held.values())
+        return states != generators() or any(isinstance(value, bytes) for value in held.values())
 
     def refuse_chance(self) -> None:
-        """Skip a check for optimizers that draw random numbers, which depend on the layout of tensors."""
+        """Skip a check for optimizers that draw random numbers."""
         if self.draws:
             pytest.skip("it draws random numbers, which depend on the layout of tensors")
 
@@ -138,23 +124,26 @@ class Subject:
 
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
-        params = list(params) if self.by_role or takes_names(self.spec.cls) else params
-        if self.by_role:
-            params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
-        elif takes_names(self.spec.cls):
-            if any(isinstance(each, dict) for each in params):
+        if self.by_role or takes_names(self.spec.cls):
+            groups = params = list(params)
+            if not isinstance(params[0], dict):
+                groups = [{"params": params}]
+                params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            elif not self.by_role:
                 pytest.skip("it takes all parameters by name and no groups")
-            params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            if self.by_role:
+                parts = [
+                    (g, flag, [p for p in g["params"] if (p.ndim == 2) is flag])
+                    for flag in (True, False)
+                    for g in groups
+                ]
+                params = [{**g, "params": members, "use_muon": flag} for g, flag, members in parts if members]
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(params, **{**self.arguments, **more}))
 
     def stepper(
-        self,
-        model: Any = None,
-        groups: Callable[[list[nn.Parameter]], Any] = list,
-        arguments: Mapping[str, Any] | None = None,
-        seeded: int = 0,
+        self, model: Any = None, groups: Any = list, arguments: Mapping[str, Any] | None = None, seeded: int = 0
     ) -> Stepper:
         """A model (the attention head in float64 if None) with an optimizer of its `groups`, with more `arguments`."""
         model = self.attention() if model is None else model
@@ -173,11 +162,7 @@ class Subject:
     def variants(self) -> Iterator[tuple[str, str, list[Any]]]:
         """Each number and flag of the constructor, except kernels: a label, the argument's name, other values."""
         for name, value in self.hparams.items():
-            if name in KERNELS:
-                continue
-            if isinstance(value, bool):
-                yield name, name, [not value]
-            elif is_number(value):
+            if name not in KERNELS and (is_number(value) or isinstance(value, bool)):
                 yield name, name, _other_values(value)
             elif isinstance(value, tuple | list) and value and all(map(is_number, value)):
                 for i, element in enumerate(value):
@@ -191,7 +176,9 @@ class Subject:
 
 
 def _other_values(value: float) -> list[Any]:
-    """Numbers to try until one changes the steps."""
+    """Values to try until one changes the steps."""
+    if isinstance(value, bool):
+        return [not value]
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2] if value else [1, 0.1, 3]
     if value == inf:  # a cap: a low one always matters
@@ -219,21 +206,6 @@ def spec_of(target: Any) -> OptimizerSpec:
     spec = replace(spec, target=target)  # a class inside a function has no name to import
     spec.__dict__["cls"] = adapted(target)
     return spec
-
-
-def reference_of(value: Any) -> Any:
-    """A reference: a `Subject` of another optimizer, or a function."""
-    if isinstance(value, str) and ":" in value:
-        value = load(value)
-    is_function = inspect.isfunction(value) or (callable(value) and not isinstance(value, type | functools.partial))
-    return value if is_function else Subject(value)
-
-
-def _split(params: Sequence[Any], *, matrices: bool) -> list[dict[str, Any]]:
-    """The groups' matrices, or all else, as groups."""
-    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
-    parts = [{**group, "params": [p for p in group["params"] if (p.ndim == 2) is matrices]} for group in groups]
-    return [group for group in parts if group["params"]]
 
 
 def in_training(optimizer: Any) -> Any:

@@ -39,19 +39,12 @@ class Run(NamedTuple):
     losses: list[float]
 
     def gap(self, other: "Run") -> float:
-        """Distance of the weights from another run's, relative to the distance that the other moved."""
+        """The gap of the weights from another run's."""
         return gap(self.weights, other.weights, other.start)
 
 
 class TaskSubject:
-    """The checked task, trained by `sgdm` on the CPU in float64.
-
-    Args:
-        name: in the registry, `module:SPEC` or `file.py:SPEC`.
-        given: its options, as words of the command line or as values.
-        data: the data folder; None for the default.
-        opt: the optimizer.
-        hparams: its settings, as `opt.NAME`.
+    """The checked task with its options, trained on the CPU in float64 by an optimizer with settings `opt.NAME`.
 
     Raises:
         UserError: there is no such task or option, or data are missing.
@@ -68,8 +61,7 @@ class TaskSubject:
         self.spec, self.arguments = TASKS[name], dict(given)
         fixed = {"device": "cpu", "precision": "64-true", "trainer.max_steps": STEPS, "store": tempfile.gettempdir()}
         self._settings: dict[str, Any] = {"task": name, "opt": opt, **hparams, **fixed}
-        self._settings |= {} if data is None else {"data": data}
-        self._settings |= {f"task.{option}": value for option, value in given.items()}
+        self._settings |= ({} if data is None else {"data": data}) | {f"task.{k}": v for k, v in given.items()}
         self.batch = min(_BATCH, self.make().data.sizes["train"])
         self._settings["trainer.batch_size"] = self.batch
         self.make()
@@ -92,20 +84,10 @@ class TaskSubject:
         start = values(trained)
         with quiet():
             trainer = make_trainer(config, [])
-            trainer.fit(task, _Steps(task, stop), ckpt_path=begin, weights_only=True)
+            trainer.fit(task, ((task.steps_done, stop) for _ in range(1)), ckpt_path=begin, weights_only=True)
             if end is not None:
                 trainer.save_checkpoint(end)
         return Run(start, values(trained), [float(row.loss) for row in task.record.curve])
-
-
-class _Steps:
-    """A dataloader for Lightning: one range of steps, from the task's current step."""
-
-    def __init__(self, task: Any, stop: int) -> None:
-        self.task, self.stop = task, stop
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        yield self.task.steps_done, self.stop
 
 
 @group("blocks a set-up")
@@ -141,9 +123,8 @@ def check_deterministic(task: TaskSubject) -> None:
 def check_micro_batches(task: TaskSubject) -> None:
     """Three micro-batches per batch give the same run as one.
 
-    Tolerance 1e-9 of the way: the order of the same samples does not matter. Mend: the loss must be a mean over
-    independent rows: no batch normalisation, no sum; random numbers come from `randomness.uniform`, and weights of rows
-    are divided by the split's mean.
+    Tolerance 1e-9 of the way. Mend: the loss must be a mean over independent rows: no batch normalisation, no sum;
+    random numbers come from `randomness.uniform`, and weights of rows are divided by the split's mean.
     """
     cut = task.run({"trainer.micro_batch_size": -(-task.batch // 3)})
     at_most(ROUNDING, cut.gap(task.run()), "the gap to whole batches is")
@@ -153,8 +134,7 @@ def check_micro_batches(task: TaskSubject) -> None:
 def check_resume(task: TaskSubject) -> None:
     """A run resumed from a checkpoint equals the uninterrupted one.
 
-    Exact. Mend: keep all training state in parameters and buffers; draw random numbers from `randomness.uniform`, not
-    from the global generator.
+    Exact. Mend: keep all training state in parameters and buffers; draw numbers from `randomness.uniform`.
     """
     at_most(0, resumed_gap(task), "the gap of the resumed run is")
 
@@ -223,17 +203,15 @@ def check_leakage(task: TaskSubject) -> str:
     At most 1 % of a split's rows: texts repeat some rows, a real leak is larger. Mend: draw each split from its own
     stream (`derive_seed(seed, split)`), or split the data before anything else.
     """
-    data, notes, worst = task.make().data, list[str](), 0.0
+    data = task.make().data
     train = set(_rows(data, "train"))
-    for split in data.sizes:
-        if split != "train":
-            shared = [row in train for row in _rows(data, split)]
-            notes.append(f"{sum(shared)} of {len(shared)} rows of {split}")
-            worst = max(worst, sum(shared) / max(1, len(shared)))
-    if not notes:
+    splits = {split: [row in train for row in _rows(data, split)] for split in data.sizes if split != "train"}
+    if not splits:
         pytest.skip("it has no split but train")
-    at_most(0.01, worst, f"{', '.join(notes)} are rows of train, a share of")
-    return f"{', '.join(notes)} are rows of train"
+    shared = ", ".join(f"{sum(rows)} of {len(rows)} rows of {split}" for split, rows in splits.items())
+    worst = max(sum(rows) / max(1, len(rows)) for rows in splits.values())
+    at_most(0.01, worst, f"{shared} are rows of train, a share of")
+    return f"{shared} are rows of train"
 
 
 def _rows(data: Any, split: str) -> Iterator[bytes]:

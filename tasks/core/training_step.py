@@ -126,6 +126,11 @@ def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequen
         train()
 
 
+def _some_values(p: Any) -> Tensor:
+    """Copies of a parameter's first values, of this rank's shard."""
+    return getattr(p, "to_local", lambda: p)().detach().flatten()[:1000].clone()
+
+
 class Loop:
     """The inner loop of `Task.training_step`, with attributes looked up once, since those of modules are slow."""
 
@@ -148,6 +153,7 @@ class Loop:
         self.average, self.averaged = task.average, task.averaged()
         self.observer = task.observer
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
+        self.begun: list[tuple[nn.Parameter, int, Tensor]] = []  # with versions and some values before the first step
         self.device = task.device
         self.loss: Callable[[Any], Outcome] = task.loss
         if self.plan.compiled:
@@ -165,7 +171,14 @@ class Loop:
         """One optimizer step."""
         if self.plan.schedule is not None:
             self.plan.schedule.apply(self.optimizer, step)
+        if step == 0:
+            self.begun = [(p, p._version, _some_values(p)) for _, p in self.named_parameters if p.requires_grad]
         loss, norms, params = self.evaluate(step)
+        if step == 0 and self.world == 1 and any(p._version != version for p, version, _ in self.begun):
+            raise RuntimeError(
+                "the optimizer changes weights during the backward pass (in hooks of parameters), before the gradient"
+                " of the whole batch is known; it must do so in step()"
+            )
         closure = once_known(loss, params, lambda: self.evaluate(step)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}
         self.taken = True
@@ -178,8 +191,14 @@ class Loop:
         if self.average is not None and self.taken:
             self.average.take(step + 1, self.averaged)
         lr = self.optimizer.param_groups[0].get("lr", nan)
-        raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
+        sizes = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
+        # The optimizer may write the next step's values into the same tensors.
+        raw, applied = (size.detach().clone() if isinstance(size, Tensor) else size for size in sizes)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
+        if step + 1 == self.plan.total_steps and self.scaler is None and self.begun:
+            still = all(p._version == version and _some_values(p).equal(before) for p, version, before in self.begun)
+            if still and norms["loss_grad_norm"] > 0:
+                raise RuntimeError("the optimizer never changes a weight; `bench check` may tell why")
 
     def note_weights(self, done: int) -> None:
         """Store the weights after `done` steps for `measure`, if due; and observe them."""

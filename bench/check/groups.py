@@ -1,0 +1,264 @@
+"""Checks of parameter groups and their hyperparameters, and of the learning rate."""
+
+from collections import UserDict
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from bench.check.catalogue import group
+from bench.check.steps import (
+    MATTERS,
+    ROUNDING,
+    STEPS,
+    Fault,
+    Stepper,
+    at_most,
+    difference,
+    equal,
+    flat,
+    gap,
+    gradients,
+    leaves,
+    values,
+)
+from bench.check.subject import KERNELS, Subject, in_training
+
+_HALVES = (slice(2), slice(2, None))  # the parameters of two groups
+_REFUSALS = (ValueError, NotImplementedError)
+
+
+@group("changes results")
+def check_groups(optimizer: Subject) -> None:
+    """Two parameter groups equal one, also if the second is added later; a further one leaves the others as they are.
+
+    Tolerance 1e-9 of the way: only the order of summation may differ. To refuse groups is no fault. Mend: loop over all
+    of self.param_groups, compute norms and other sums over all groups before changing any weight, and create state for
+    new parameters only.
+    """
+
+    def grouped(number: int) -> Stepper:
+        """One group, two groups, or a second one that is added later."""
+        forms = (list, lambda params: [{"params": params[half]} for half in _HALVES], lambda params: params[:2])
+        stepper = optimizer.stepper(groups=forms[number])
+        if number == 2:
+            _add_group(stepper, stepper.params[2:])
+        return stepper
+
+    try:
+        for number, name in enumerate(("two groups", "a group added later") if not optimizer.by_role else ("two",), 1):
+            one, way = optimizer.stepper().run(1), grouped(number).run(1)
+            states = (leaves(stepper.optimizer.state_dict()["state"], "state") for stepper in (one, way))
+            what = difference(*states, tolerance=1e-6)
+            gaps = [gap([p], [q], [start]) for p, q, start in zip(way.params, one.params, one.start, strict=True)]
+            others = ", ".join(str(i) for i, size in enumerate(gaps) if size > ROUNDING)
+            what = what or (f"parameters {others} get other updates" if others else "the gap to one group is")
+            at_most(ROUNDING, way.run(STEPS - 1).gap(one.run(STEPS - 1)), f"{name}: {what}")
+        plain, grown = optimizer.stepper().run(3), optimizer.stepper().run(3)
+        extra = nn.Parameter(torch.ones(3, 2, dtype=torch.float64))  # without a gradient, so that norms stay
+        _add_group(grown, [extra])
+    except _REFUSALS as error:
+        pytest.skip(f"it refuses parameter groups: {error}")
+    at_most(ROUNDING, grown.run(3).gap(plain.run(3)), "after add_param_group, the gap of the old parameters is")
+    if not equal([extra], [torch.ones_like(extra)]):
+        raise Fault("the parameter of a new group, which has no gradient, has moved")
+
+
+def _add_group(stepper: Stepper, params: list[Any]) -> None:
+    role = {"use_muon": True} if "use_muon" in stepper.optimizer.param_groups[0] else {}
+    stepper.optimizer.add_param_group({"params": params, **role})
+    in_training(stepper.optimizer)
+
+
+@group("changes results")
+def check_group_values(optimizer: Subject) -> str:
+    """Each group uses its own hyperparameters and flags: lr, momentum, decay, nesterov, ...
+
+    Each number and flag of the constructor gets two values in two groups. Neither the order of the groups nor the
+    constructor's value may matter, and the result must differ from those with one value for all. To refuse two values
+    is no fault. Tolerance 1e-9 of the way. Mend: read each option from the current group, not from self.defaults or
+    param_groups[0].
+    """
+    optimizer.refuse_chance()
+    start = values(optimizer.attention().parameters())
+
+    def moved(arguments: Mapping[str, Any], pair: Any = ({}, {}), order: Any = (0, 1)) -> list[Tensor]:
+        """Weights after some steps of two groups with a pair of values, in an order, with synthetic gradients."""
+        params = list(optimizer.attention().parameters())
+        instance = optimizer.make([{"params": params[_HALVES[i]], **pair[i]} for i in order], **arguments)
+        for step in range(4):
+            optimizer.push(instance, params, gradients([p.shape for p in params], step))
+        return values(params)
+
+    try:
+        plain = moved({})
+    except _REFUSALS as error:
+        pytest.skip(f"it refuses parameter groups: {error}")
+    options = optimizer.stepper().optimizer.param_groups[0]
+    used, refused = [], []
+    for label, name, others in optimizer.variants():
+        value = optimizer.hparams[name]
+        for other in others if name in options else ():
+            try:
+                uniform = [plain, moved({name: other})]
+            except Exception:
+                continue  # an illegal value
+            if not MATTERS < gap(uniform[1], plain, start) < inf:
+                continue
+            pair = [{name: value}, {name: other}]
+            try:
+                mixed, swapped = moved({name: value}, pair), moved({name: other}, pair, (1, 0))
+            except Exception:
+                refused.append(label)
+                break
+            used.append(label)
+            message = f"{label}: {value} in one group and {other} in another are not both used; gap"
+            at_most(ROUNDING, gap(mixed, swapped, start), message)
+            both_matter = all(gap(uniform[1][half], plain[half], start[half]) > MATTERS for half in _HALVES)
+            if both_matter and any(gap(mixed, weights, start) <= MATTERS for weights in uniform):
+                raise Fault(f"{message} inf")
+            break
+    return ", ".join(used) + f"; it refuses two values of {', '.join(refused)}" * bool(refused)
+
+
+class _Noted(UserDict):
+    """Options that note which of them are read, also by `**` and by iteration over items."""
+
+    def __init__(self, options: Mapping[str, Any], read: set[str]) -> None:
+        self.read = read
+        super().__init__(options)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@group("changes results")
+def check_unread(optimizer: Subject) -> None:
+    """Every hyperparameter that the constructor puts into the groups is read by a step.
+
+    One that is never read is tuned for nothing. It counts as read if a step looks it up at some value of some
+    hyperparameter, or if another value changes the steps. Mend: use it, or remove it.
+    """
+    if optimizer.by_role:
+        pytest.skip("several optimizers share its groups")
+    plain, read = optimizer.stepper().run(), set[str]()
+    unread = {name for name in plain.optimizer.param_groups[0] if name in optimizer.hparams} - {*KERNELS}
+    for _, setting in optimizer.settings():
+        with suppress(Exception):  # an illegal value
+            if unread & setting.keys() and optimizer.stepper(arguments=setting).run().gap(plain):
+                read |= setting.keys()  # the constructor may use it
+            stepper = optimizer.stepper(arguments=setting)
+            stepper.optimizer.param_groups[:] = [_Noted(group, read) for group in stepper.optimizer.param_groups]
+            stepper.optimizer.defaults = _Noted(stepper.optimizer.defaults, read)
+            stepper.run(2)
+        if unread <= read:
+            return
+    raise Fault(f"no step reads {', '.join(sorted(unread - read))} from the groups")
+
+
+@group("changes results")
+def check_schedule(optimizer: Subject) -> str:
+    """It follows torch schedulers: lr halved by a schedule equals half of lr from the start, and later changes count.
+
+    Tolerance 1e-9 of the way, without weight decay, which may be relative to the initial lr; after three steps, half or
+    double of lr must change the steps if it does so at the start. Mend: every group needs an 'lr'; read it in every
+    step, keep no copy, and leave it as it is, or declare Traits(sets_lr=True) in the OptimizerSpec.
+    """
+    without = optimizer.without_decay
+    scheduled, plain = optimizer.stepper(arguments=without), optimizer.stepper(arguments=without)
+    _check_lr(optimizer, scheduled)
+    LambdaLR(scheduled.optimizer, lambda step: 0.5)
+    scheduled.run()
+    before = _rates(plain)
+    if (what := difference(before, _rates(plain.run()))) and not optimizer.spec.traits.sets_lr:
+        raise Fault(f"after 6 steps, {what}")
+    if optimizer.lr is not None:
+        expected = optimizer.stepper(arguments={**without, "lr": optimizer.lr / 2}).run()
+        at_most(ROUNDING, scheduled.gap(expected), "the gap to half of lr from the start is")
+    elif scheduled.gap(plain) == 0:
+        raise Fault("half of the groups' lr gives the same steps")
+    stepper = optimizer.stepper().run(3)
+    if gap(values(stepper.params), stepper.run(2).params, stepper.start) > MATTERS:  # else it has converged
+        for factor in (0.5, 2.0):
+            early, late = (_gap_by_lr(optimizer, steps, factor) for steps in (0, 3))
+            if early > MATTERS >= late:
+                raise Fault(f"lr times {factor:g} changes the steps from the start, but not after 3 steps")
+    return "the constructor has no argument lr; half of it gave other steps" if optimizer.lr is None else ""
+
+
+def _check_lr(optimizer: Subject, stepper: Stepper) -> None:
+    if optimizer.spec.traits.sets_lr and optimizer.spec.traits.unscheduled:
+        pytest.skip("it declares that it sets lr by itself and that no schedule of lr makes sense")
+    for i, options in enumerate(stepper.optimizer.param_groups):
+        if "lr" in options and options["lr"] is None:
+            pytest.skip("its lr is None: it sets its own step size")
+        if not isinstance(options.get("lr"), float | int | Tensor):
+            raise Fault(f"param_groups[{i}] has no numeric 'lr'")
+
+
+def _rates(stepper: Stepper) -> dict[str, Any]:
+    return leaves([group.get("lr") for group in stepper.optimizer.param_groups], "lr of group ")
+
+
+def _gap_by_lr(optimizer: Subject, before: int, factor: float) -> float:
+    """Gap of two steps from those with another lr, after some steps with the same."""
+    changed, plain = optimizer.stepper().run(before), optimizer.stepper().run(before)
+    changed.scale_lr(factor)
+    return changed.run(2).gap(plain.run(2))
+
+
+@group("blocks a set-up")
+def check_tensor_lr(optimizer: Subject) -> None:
+    """The lr may be a 0-dim tensor, also one whose value a scheduler changes in place.
+
+    CUDA graphs and torch.compile need it. Tolerance 1e-6 of the way. Mend: use lr in arithmetic only, as
+    `p.sub_(lr * d)` instead of `p.sub_(d, alpha=lr)`, and keep no copy.
+    """
+    if not optimizer.lr:
+        pytest.skip("its constructor takes no numeric lr")
+    without = optimizer.without_decay
+    plain, lr = optimizer.stepper(arguments=without), torch.tensor(optimizer.lr, dtype=torch.float64)
+    try:
+        stepper = optimizer.stepper(arguments={**without, "lr": lr}).run(3)
+    except Exception as error:
+        error.add_note("with lr as a 0-dim tensor")
+        raise
+    plain.run(3).scale_lr(0.5)
+    LambdaLR(stepper.optimizer, lambda step: 0.5)
+    at_most(1e-6, stepper.run(3).gap(plain.run(3)), "the gap to a number as lr, halved after 3 steps, is")
+
+
+@group("changes results")
+def check_lr_zero(optimizer: Subject) -> None:
+    """At lr = 0 no weight leaves the place where training has been, and training continues after it.
+
+    Warm-up starts at 0, and schedules may end or pause there. From the start, nothing may move by more than 1e-9 of the
+    weights' size, which is rounding; in a pause, averages may be taken, so a weight may move back (a lookahead), but
+    not beyond where it was. Mend: multiply every change of the weights by lr, also decay, and never divide by lr.
+    """
+    stepper = optimizer.stepper()
+    _check_lr(optimizer, stepper)
+    stepper.scale_lr(0.0)
+    zeros = [torch.zeros_like(p) for p in stepper.start]
+    at_most(ROUNDING, gap(stepper.run(3).params, stepper.start, zeros), "3 steps at lr = 0 from the start move by")
+    stepper = optimizer.stepper()
+    places = [stepper.start, *(values(stepper.run(1).params) for _ in range(3))]
+    rates = [group["lr"] for group in stepper.optimizer.param_groups]
+    stepper.scale_lr(0.0)
+    paused = values(stepper.run(3).params)
+    if not optimizer.spec.traits.averages:
+        ranges = [torch.stack(list(visited)) for visited in zip(*places, strict=True)]
+        within = [p.clamp(r.amin(0), r.amax(0)) for p, r in zip(paused, ranges, strict=True)]
+        at_most(ROUNDING, gap(paused, within, zeros), "after 3 steps, 3 at lr = 0 move beyond where it was by")
+    for options, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
+        options["lr"] = lr
+    if not flat(stepper.run(3).params).isfinite().all():
+        raise Fault("after a pause at lr = 0, weights are not finite")
+    if equal(stepper.params, paused) and not equal(optimizer.stepper().run(6).params, places[-1]):  # not converged
+        raise Fault("after a pause at lr = 0, the weights no longer change")
