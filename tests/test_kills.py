@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.store.lock import is_locked
+from bench.store.block import is_locked
 from bench.store.store import Store
 from tests.outcomes import leftovers, outcome
 from tests.programs import Program, nothing

@@ -144,7 +144,7 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
         options: its hyperparameters, likewise.
         versions: of Python, torch and the suite, likewise; all checks must be in it.
     """
-    from bench.store.load import Damaged
+    from bench.store.files import Damaged
     from bench.store.reports import CheckRecord, check_path, read_report
     from optimizers import OPTIMIZERS
 

@@ -13,7 +13,7 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.render import markdown_table
 from bench.results.table import Board, Column, Table
-from bench.store.load import Damaged, read_bytes
+from bench.store.files import Damaged, read_bytes
 from bench.text import clean, in_markdown, why_wrong
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
