@@ -4,7 +4,6 @@ import errno
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
 from bench.store.writer import BlockWriter
-from bench.train.stop import StopRequest
 from tests.conftest import Cli
 from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record, unfinished
 
@@ -133,16 +131,6 @@ def test_tables_and_records_can_be_read_by_other_programs(kept: Store) -> None:
     assert "NaN" not in first
     assert "Infinity" not in first
     assert json.loads(first)["final"] is None
-
-
-def test_lanes_that_measure_nothing_or_end_at_once(kept: Store) -> None:
-    kept.begin(begun()).end(results(steps=0))
-    assert kept.tables("a") == {}
-    writer = kept.begin(begun(), again=True)
-    writer.append_curve(CURVE)
-    writer.append_measurements([], [0, 2], np.empty((2, 3, 0)))
-    writer.end(results(steps=0))
-    assert {name: len(columns["loss"]) for name, columns in kept.tables("a").items()} == {"curve": 0}
 
 
 @pytest.mark.parametrize("changes", [{"facts": {"n": object}}, {"steps": -1}, {"versions": {"torch": []}}])
@@ -350,21 +338,6 @@ def test_a_full_disk_is_one_line_and_frees_the_run(
     assert {run.status for run in Store(store).runs()} <= {"failed"}
     assert list(store.rglob("traceback.txt")) == []
     assert cli(*FIT).code == 0
-
-
-def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(
-    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stopped(StopRequest):
-        def __init__(self) -> None:
-            super().__init__()
-            self.signal = signal.SIGINT
-
-    monkeypatch.setattr("bench.train.runner.StopRequest", Stopped)
-    monkeypatch.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
-    answer = cli(*FIT)
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
 
 
 def test_a_store_that_may_only_be_read(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Training a block: the files that a process writes while it holds the block's lock."""
 
+import ctypes
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 RESERVED = ("step", "run_id", "filename")
 """Names of columns of tables and of DuckDB."""
 
@@ -178,19 +180,27 @@ def _results(folder: Path) -> Iterator[Path]:
         if not any(out.iterdir()):
             return
         sync(out)
-        with suppress(FileNotFoundError):
-            done.rename(old)
-        try:
-            out.rename(done)
-        except OSError:
+        if not _exchange(out, done):
             with suppress(FileNotFoundError):
-                old.rename(done)
-            raise
+                done.rename(old)
+            try:
+                out.rename(done)
+            except OSError:
+                with suppress(FileNotFoundError):
+                    old.rename(done)
+                raise
         sync(folder)
         sync(folder.parent)
         _clear(folder, state=True)
     finally:
         remove(out)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one atomic step; False if one is missing, or the file system cannot (NFS, macOS)."""
+    with suppress(OSError, AttributeError):
+        return ctypes.CDLL(None).renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
+    return False
 
 
 def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
