@@ -14,10 +14,7 @@ from bench.errors import was_interrupted
 from bench.machine import is_main_process
 
 ONE_REQUEST_SECONDS = 0.5
-"""Signals within this many seconds count as one. Ours.
-
-A Ctrl-C reaches a process directly, through its group, and from a parent that passes it on.
-"""
+"""Signals within this many seconds are one request: Ctrl-C comes directly and from a parent that passes it on. Ours."""
 IMPORT_SECONDS = 0.2
 """Seconds until an interrupt during an import is repeated. Ours."""
 AGAIN = 5.0
