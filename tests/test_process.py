@@ -112,15 +112,15 @@ def test_objects_of_a_run_are_freed_after_it_and_imported_ones_are_not_scanned(t
     assert done.stdout == "[True, True] True\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [(("list", "tasks"), 0, ""), (("list", "things"), 2, "bench: error: "), (("fitt",), 2, "bench: error: ")],
-)
-def test_the_code_of_the_end_is_the_commands(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
-    done = bench(*words, cwd=tmp_path)
-    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-    assert done.stderr.startswith(said)
-    assert bool(done.stderr) is bool(said)
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_leave_the_processor_to_others_unless_the_user_decides(
+    given: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    done = bench("doctor", cwd=tmp_path)
+    assert f"OMP_WAIT_POLICY {policy}" in done.stdout
 
 
 SCRIPT = Path(sys.executable).with_name("bench")
@@ -146,9 +146,9 @@ def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], modul
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
 
 
-def interrupted_import(name: str, folder: Path) -> dict[str, str]:
-    """The environment in which a signal comes during the import of a module, and a library catches what that raises."""
-    (folder / "sitecustomize.py").write_text(
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Interrupts:\n"
@@ -160,16 +160,9 @@ def interrupted_import(name: str, folder: Path) -> dict[str, str]:
         "                raise ImportError('as a library may say')\n"
         "sys.meta_path.insert(0, Interrupts)\n"
     )
-    return os.environ | {"PYTHONPATH": str(folder), "BENCH_STORE": str(folder / "runs")}
-
-
-FIT = [str(SCRIPT), "fit", "--task", "synthetic", "--opt", "sgd"]
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(name: str, tmp_path: Path) -> None:
-    env = interrupted_import(name, tmp_path)
-    done = subprocess.run(FIT, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "BENCH_STORE": str(tmp_path / "runs")}
+    words = [str(SCRIPT), "fit", "--task", "synthetic", "--opt", "sgd"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == "bench: interrupted"
     assert "Traceback" not in done.stderr

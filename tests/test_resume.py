@@ -1,24 +1,20 @@
 """Interrupted runs: after a signal or a crash, a run continues bit for bit."""
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.cli import main
 from bench.progress import Progress
 from bench.store.store import Store
 from bench.train.callbacks import Recorder
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tests.stored import read_curve, read_tables
+from tests.outcomes import outcome
+from tests.stored import read_curve
 
 VIT = (
     "fit", "--task", "mnist", "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2",
@@ -26,32 +22,10 @@ VIT = (
     "--trainer.max_steps", "40", "--device", "cpu",
 )  # fmt: skip
 SYNTHETIC = (
-    "fit",
-    "--task",
-    "synthetic",
-    "--trainer.batch_size",
-    "5",
-    "--trainer.max_steps",
-    "400",
-    "--trainer.val_every",
-    "10",
-    "--device",
-    "cpu",
-)
+    "fit", "--task", "synthetic", "--trainer.batch_size", "5", "--trainer.max_steps", "400",
+    "--trainer.val_every", "10", "--device", "cpu",
+)  # fmt: skip
 SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun")
-
-
-def outcome(store: Path) -> tuple[dict, dict]:
-    """The results of the only run of a store, without times: its record, its curve and its measurements.
-
-    Values are given as bytes, since NaN is not equal to NaN.
-    """
-    (run,) = Store(store).runs()
-    record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
-    record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
-    tables = read_tables(store / run.run_id)
-    return record, {name: {k: v.tobytes() for k, v in table.items()} for name, table in tables.items()}
 
 
 @pytest.fixture
@@ -126,15 +100,6 @@ def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     assert Store(store).last_checkpoint([killed.run_id])
     assert [row[0] for row in read_curve(store / killed.run_id)] == list(range(1, 101))
     assert signal.getsignal(number) == before
-
-
-def test_an_interrupted_run_goes_on_elsewhere(cli, interrupt, store, tmp_path):
-    cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
-    interrupt(100)
-    cli(*SYNTHETIC, *SPS)
-    shutil.copytree(store, tmp_path / "copy")
-    assert cli("fit", "--resume", only_run(store).run_id, "--store", tmp_path / "copy").code == 0
-    assert outcome(tmp_path / "copy") == outcome(tmp_path / "whole")
 
 
 def test_a_second_interrupt_ends_at_once(cli, interrupt, store, monkeypatch):
@@ -260,89 +225,3 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     )
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
-
-
-# -- in separate processes --------------------------------------------------------------------------------------
-
-
-class Program:
-    """A real `bench fit` that waits for its reader: its progress goes to a pipe with room for a few lines."""
-
-    def __init__(self, *words: object) -> None:
-        # As many threads as in this process: another number rounds differently.
-        environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        command = [sys.executable, "-W", "error", "-m", "bench.cli", *map(str, words)]
-        reading, writing = os.pipe()
-        if sys.platform == "linux":
-            import fcntl
-
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, text=True, env=environment)
-        os.close(writing)
-        self.lines = os.fdopen(reading, "rb", buffering=0)
-
-    def until(self, reached: Callable[[], object]) -> None:
-        """Let the program continue until the condition holds."""
-        read = []
-        while not reached():
-            read.append(self.lines.readline())
-            assert read[-1], f"the program ended early: {read}"
-
-    def end(self) -> tuple[int, str]:
-        """Let the program run to its end: its exit code and standard output."""
-        self.lines.read()
-        return self.process.wait(), self.process.stdout.read()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.lines.close()
-        self.process.stdout.close()
-
-
-LONG = (*SYNTHETIC, *SPS, "--trainer.max_steps", "2000")
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """A program for each signal, with its store; they start together, because starting takes long."""
-    stores = {number: tmp_path_factory.mktemp(number.name) for number in (signal.SIGINT, signal.SIGTERM)}
-    started = {
-        number: (Program(*LONG, "--trainer.checkpoint_seconds", "1e-3", "--store", store), store)
-        for number, store in stores.items()
-    }
-    yield started
-    for program, _ in started.values():
-        program.close()
-
-
-@pytest.fixture(scope="module")
-def whole(programs, tmp_path_factory):
-    """The results of the uninterrupted run."""
-    store = tmp_path_factory.mktemp("whole")
-    with pytest.raises(SystemExit, match="0"):
-        main([*LONG, "--store", str(store)])
-    return outcome(store)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_from_outside(cli, programs, whole, number):
-    program, store = programs[number]
-    program.until(lambda: any(read_curve(folder) for folder in store.glob("*")))
-    run_id = only_run(store).run_id
-    assert only_run(store).status == "running"
-    busy = f"bench: error: run {run_id} is in training by another process\n"
-    for words in (LONG, ("fit", "--resume", run_id)):
-        assert cli(*words, "--store", store) == (2, "", busy)
-    program.process.send_signal(number)
-    code, out = program.end()
-    assert code == 130
-    assert f"stopped by {number.name} at step " in out
-    assert only_run(store).status == "killed"
-    assert 0 < only_run(store).steps < 2000
-    assert cli("fit", "--resume", run_id, "--store", store).code == 0
-    record, curve = outcome(store)
-    record["config"]["trainer"]["checkpoint_seconds"] = 60.0
-    del record["chosen"]["trainer.checkpoint_seconds"]
-    assert (record, curve) == whole

@@ -1,29 +1,42 @@
-"""The store: records are written atomically, and readable by everybody."""
+"""The store: a block is trained by one process, written atomically, and its runs are read one by one by everybody."""
 
 import errno
 import json
 import re
 import shutil
-import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bench.store.block
-import bench.store.load
 import bench.store.writer
-from bench.errors import RunFailed
+from bench.errors import RunBusy, RunFailed, UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.text import plain
-from bench.train.stop import StopRequest
+from bench.store.tables import CURVE_FIELDS
+from bench.store.writer import BlockWriter
+from tests.conftest import Cli
 from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record, unfinished
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; free some space, then repeat the command"
+IDS = ["b", "a", "c"]  # lanes need not be sorted
+STEPS = {"b": 6, "a": 2, "c": 6}
+"""Run a diverged early."""
+draw = np.random.default_rng(0)
+CURVE = draw.random((6, 3, 4))
+CURVE[2:, 1] = np.nan
+CURVE[0, 0, :3] = np.nan, np.inf, -np.inf
+POINTS, NAMES = [0, 2, 4, 6], ["error", "angle"]
+MEASURED = draw.random((4, 3, 2))
+MEASURED[:, 2, 1] = np.nan
 
 
 @pytest.fixture
@@ -35,238 +48,338 @@ def no_space(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def runs_file(run: Path) -> Path:
-    return run / "done/runs.jsonl"
-
-
-def as_json(result: RunResult, **changes: Any) -> dict[str, Any]:
-    return plain(vars(result)) | changes
-
-
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
     """All files of a folder, with times and contents."""
     return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")}
 
 
-# -- records --------------------------------------------------------------------------------------------------------
+def begun() -> list[RunResult]:
+    return [record(i, status="running", steps=0, engine="lanes") for i in IDS]
 
 
-def test_a_record_reads_as_it_was_written(kept):
-    result = record("a", metrics={"final": {"loss": 0.25, "accuracy": 1.0, "other split": {"loss": 0.5}}})
-    add_run(kept.folder, "a", metrics=result.metrics)
-    options = {"lr": 0.1, "max_step": "inf"}
-    assert kept.get("a") == replace(result, config=result.config | {"opt_options": options})
-    assert list(kept.runs()) == [kept.get("a")]
+def results(**changes: Any) -> list[RunResult]:
+    facts = {"x": float("nan")}
+    return [record(i, **{"final": 0.5, "steps": STEPS[i], "engine": "lanes", "facts": facts} | changes) for i in IDS]
 
 
-"""Fields added to records later, with the values read for older records."""
+def train(writer: BlockWriter, first: int = 0, last: int = 6) -> None:
+    """Add the steps after `first`, two at a time, as training does."""
+    for step in range(first, last, 2):
+        writer.append_curve(CURVE[step : step + 2])
+        due = [i for i, point in enumerate(POINTS) if step < point <= step + 2 or point == step == 0]
+        writer.append_measurements(NAMES, [POINTS[i] for i in due], MEASURED[due])
 
 
-def test_a_missing_run_is_none(kept):
-    assert kept.get("a") is None
-    assert kept.tables("a") == {}
-    assert kept.last_checkpoint(["a"]) is None
-    assert kept.place("a") == kept.folder / "a"
-    assert list(kept.runs()) == []
-    assert unfinished(kept.folder) == []
-    assert kept.contents().damaged == []
-    assert kept.find_all(["a"]) == {}
+def make_block(store: Store, **changes: Any) -> Path:
+    writer = store.begin(begun(), again=True)
+    train(writer)
+    writer.end(results(**changes))
+    return writer.folder
+
+
+def expected(run_id: str) -> dict[str, dict[str, Any]]:
+    lane, steps = IDS.index(run_id), STEPS[run_id]
+    points = [i for i, point in enumerate(POINTS) if point <= steps]
+    curve = np.where(np.isfinite(CURVE), CURVE, np.nan)[:steps, lane]
+    measured = np.array(POINTS, float)[points], *MEASURED[points, lane].T
+    return {
+        "measurements": dict(zip(["step", *NAMES], measured, strict=True)),
+        "curve": dict(zip(CURVE_FIELDS, [np.arange(1.0, steps + 1), *curve.T], strict=True)),
+    }
+
+
+def is_whole(store: Store) -> bool:
+    for run_id in IDS:
+        np.testing.assert_equal(store.tables(run_id), expected(run_id))  # treats NaN as equal to NaN
+    return store.contents().damaged == []
+
+
+# -- finished blocks --------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_a_block_are_read_one_by_one(kept: Store) -> None:
+    folder = make_block(kept)
+    assert [run.run_id for run in kept.runs()] == sorted(IDS)
+    for result in results():
+        options = result.config["opt_options"] | {"max_step": "inf"}
+        assert kept.get(result.run_id) == replace(
+            result, facts={"x": None}, config=result.config | {"opt_options": options}
+        )
+        assert kept.place(result.run_id) == folder
+    assert is_whole(kept)
+    names = ["curve.parquet", "measurements.parquet", "runs.jsonl"]
+    assert sorted(path.name for path in folder.rglob("*")) == sorted(["done", *names])
+
+
+def test_a_missing_run_is_none(kept: Store) -> None:
+    assert (kept.get("a"), kept.tables("a"), kept.last_checkpoint(["a"])) == (None, {}, None)
+    assert (kept.place("a"), list(kept.runs()), kept.contents().damaged) == (kept.folder / "a", [], [])
     assert not kept.folder.exists()
 
 
-def test_records_are_strict_json(kept):
-    add_run(kept.folder, "a", final=float("nan"))
+def test_tables_and_records_can_be_read_by_other_programs(kept: Store) -> None:
+    import pyarrow.parquet as pq
 
-    def refuse(token):
-        raise AssertionError(token)
-
-    stored = json.loads(runs_file(kept.folder / "a").read_text(), parse_constant=refuse)
-    assert stored["final"] is None
-    assert float(stored["config"]["opt_options"]["max_step"]) == float("inf")
+    done = make_block(kept, final=float("nan")) / "done"
+    table = pq.read_table(done / "curve.parquet")
+    assert table.column_names == ["run_id", *CURVE_FIELDS]
+    assert table["run_id"].to_pylist() == ["a"] * 2 + ["b"] * 6 + ["c"] * 6
+    assert table["step"].to_pylist() == [1, 2, *range(1, 7), *range(1, 7)]
+    assert table["loss"].null_count == 1
+    assert pq.read_table(done / "measurements.parquet", filters=[("run_id", "==", "c")])["angle"].null_count == 4
+    first, *_ = (done / "runs.jsonl").read_text().splitlines()
+    assert "NaN" not in first
+    assert "Infinity" not in first
+    assert json.loads(first)["final"] is None
 
 
 @pytest.mark.parametrize("changes", [{"facts": {"n": object}}, {"steps": -1}, {"versions": {"torch": []}}])
-def test_a_record_that_cannot_be_read_again_is_not_written(kept, changes):
+def test_a_record_that_cannot_be_read_again_is_not_written(kept: Store, changes: dict[str, Any]) -> None:
     with pytest.raises(RunFailed, match="a record cannot be stored: "):
         begin(kept.folder, record("a", **changes))
     assert kept.get("a") is None
     writer = begin(kept.folder, record("a"))
-    with pytest.raises(RunFailed, match=r"a record cannot be stored: |rows, and it made -1 steps"):
+    with pytest.raises(RunFailed, match="a record cannot be stored: "):
         writer.end([record("a", **changes)])
-    writer.leave([record("a", status="failed", reason="so")])
-    assert (kept.get("a").status, kept.contents().damaged) == ("failed", [])
+    writer.leave([record("a", status="failed")])
+    assert [run.status for run in kept.runs()] == ["failed"]
 
 
-# -- several blocks with one run ------------------------------------------------------------------------------------
-
-
-def finals(store: Store) -> dict[str, float | None]:
-    """The final value of each run, by all ways of reading."""
-    found = {run.run_id: run for run in store.runs()}
-    assert found == {run_id: store.get(run_id) for run_id in found}
-    assert found == {run_id: block.runs[run_id] for run_id, block in store.find_all(found).items()}
-    return {run_id: run.final for run_id, run in found.items()}
-
-
-def test_the_block_of_its_own_comes_before_others(kept):
-    add_block(kept.folder, "bac", 0.5, final=1.0)
-    add_run(kept.folder, "a", (0.125, 0.25), final=2.0)
-    assert finals(kept) == {"a": 2.0, "b": 1.0, "c": 1.0}
-    assert kept.place("a") == kept.folder / "a"
-    assert kept.tables("a")["curve"]["loss"].tolist() == [0.125, 0.25]
-    assert [block.runs["a"].final for block in kept.contents().blocks["a"]] == [2.0, 1.0]
-    runs_file(kept.folder / "a").write_text("{")
-    assert finals(kept) == {"a": 1.0, "b": 1.0, "c": 1.0}
+def test_the_best_of_several_blocks_with_a_run_is_read(kept: Store) -> None:
+    writer = begin(kept.folder, record("a", final=2.0), (0.125, 0.25, 0.5))
+    assert [run.status for run in Store(kept.folder).runs()] == ["running"]
+    block = add_block(kept.folder, "bac", 0.5, final=1.0)
+    assert {run.run_id: run.final for run in kept.runs()} == {"a": 1.0, "b": 1.0, "c": 1.0}  # it has finished
+    assert kept.place("a") == block
+    writer.end([record("a", final=2.0)])
+    assert {run.run_id: run.final for run in kept.runs()} == {"a": 2.0, "b": 1.0, "c": 1.0}  # it has the run's name
+    assert kept.tables("a")["curve"]["loss"].tolist() == [0.125, 0.25, 0.5]
+    (kept.folder / "a/done/runs.jsonl").write_text("{")
+    assert kept.find_all("a")["a"].runs["a"].final == 1.0
     assert kept.tables("a")["curve"]["loss"].tolist() == [0.5] * 3
 
 
-def test_a_finished_run_comes_before_others(kept):
-    writer = begin(kept.folder, record("a", final=2.0))
-    assert finals(kept) == {"a": 2.0}
-    folder = add_block(kept.folder, "ab", final=1.0)
-    assert finals(kept) == {"a": 1.0, "b": 1.0}
-    assert (kept.place("a"), kept.get("a").status) == (folder, "completed")
-    writer.end([record("a", final=2.0)])
-    assert finals(kept) == {"a": 2.0, "b": 1.0}
-
-
-def test_a_store_in_use_sees_blocks_that_others_begin_and_finish(kept):
-    other: Any = Store(kept.folder)
-    assert other.get("a") is None
-    writer, results = begin_block(kept.folder, "bac")
-    assert other.get("a").status == "running"
-    writer.end(results)
-    assert other.get("a").status == "completed"
-    add_block(kept.folder, "bac", final=0.75)  # the same runs once more
-    assert other.get("a").final == 0.75
-    shutil.rmtree(writer.folder)
-    assert other.get("a") is None
-
-
-def test_a_run_in_a_block_of_several_is_not_trained_again(kept, cli):
+def test_a_run_in_a_block_of_several_is_not_trained_again(kept: Store, cli: Cli) -> None:
     assert cli(*FIT).code == 0
     (run,) = kept.runs()
     shutil.rmtree(kept.folder)
-    others = [replace(run, engine="lanes"), record("b")]
-    writer = kept.begin([replace(each, status="running") for each in others])
-    writer.end([replace(each, thinned=True) for each in others])
+    lanes = [replace(run, engine="lanes", thinned=True), record("b", thinned=True)]
+    kept.begin([replace(lane, status="running") for lane in lanes]).end(lanes)
     assert "already stored" in cli(*FIT).err
     assert not (kept.folder / run.run_id).exists()
     assert cli(*FIT, "--rerun").code == 0
-    assert kept.get(run.run_id).engine == "lightning"
+    assert [run.engine for run in kept.finished_all([run.run_id]).values()] == ["lightning"]
 
 
-# -- readers --------------------------------------------------------------------------------------------------------
+# -- blocks in training -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_reading", [False, True], ids=["before it is read", "while it is read"])
+@pytest.mark.parametrize("last", [2, 6])
+def test_a_block_that_ends_after_a_look_at_it_reads_as_its_results(
+    kept: Store, monkeypatch: pytest.MonkeyPatch, last: int, while_reading: bool
+) -> None:
+    writer = kept.begin(begun())
+    train(writer, last=last)
+    writer.flush()
+    blocks, read = kept.find_all(IDS), bench.store.block.read_parts
+    finish = [lambda: (train(writer, first=last), writer.end(results()))]
+
+    def read_parts(*args: Any) -> Any:
+        if finish:
+            finish.pop()()
+        return read(*args)
+
+    if while_reading:
+        monkeypatch.setattr(bench.store.block, "read_parts", read_parts)
+    else:
+        finish.pop()()
+    for run_id in IDS:
+        np.testing.assert_equal(blocks[run_id].tables(run_id), expected(run_id))
+
+
+def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None:
+    writer = kept.begin(begun())
+    train(writer, last=2)
+    writer.flush()
+    (block,) = unfinished(kept.folder)
+    assert (block.folder, list(block.runs), block.busy) == (writer.folder, IDS, True)
+    assert {run.status for run in kept.runs()} == {"running"}
+    assert kept.finished_all(IDS) == {}
+    assert kept.tables("b")["curve"]["step"].tolist() == [1, 2]
+    kill(writer)
+    assert {(run.status, run.steps) for run in kept.runs()} == {("killed", 2)}
+    shutil.rmtree(writer.folder)
+    assert block.tables("a") == {}
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_run_whose_process_is_gone_is_shown_as_killed(kept, checkpoint):
+def test_a_killed_run_says_whether_it_continues(kept: Store, checkpoint: bool) -> None:
     writer = begin(kept.folder, record("a"))
-    assert kept.get("a").status == "running"
     if checkpoint:
         writer.checkpoint.touch()
     kill(writer)
-    killed = kept.get("a")
+    (killed,) = kept.runs()
     assert killed.status == "killed"
-    assert ("before its first checkpoint" in killed.reason) != checkpoint
+    assert ("before its first checkpoint" in str(killed.reason)) != checkpoint
     assert (f"bench fit --resume a --store {kept.folder}" in " ".join(result_lines(killed, kept.folder))) == checkpoint
 
 
-def test_readers_write_nothing(kept, cli):
-    add_run(kept.folder, "a")
-    add_block(kept.folder, "bc")
-    kill(begin(kept.folder, record("d")))
-    kill(begin_block(kept.folder, "ef")[0])
-    runs_file(add_run(kept.folder, "g")).write_text("{")
-    before = snapshot(kept.folder)
-    assert cli("list", "runs", "--all", "--store", kept.folder).out.count("killed") == 3
-    cli("show", "d", "--store", kept.folder)
-    cli("doctor", "--store", kept.folder)
-    assert unfinished(kept.folder) != []
-    assert kept.tables("d") != {}
-    assert snapshot(kept.folder) == before
+BEGIN = """
+import sys
+from pathlib import Path
+from tests.test_store import Store, begun
+
+Store(Path(sys.argv[1])).begin(begun())
+"""
 
 
-@pytest.mark.parametrize("name", ["write_records", "write_part", "write_block"])
-def test_a_full_disk_is_one_line_and_frees_the_run(cli, store, monkeypatch, name):
-    with monkeypatch.context() as full:
-        full.setattr(bench.store.writer, name, no_space)
-        answer = cli(*FIT, "--trainer.checkpoint_seconds", "1e-3")
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
-    assert "Traceback" not in answer.err
-    assert {run.status for run in Store(store).runs()} <= {"failed"}
-    assert cli(*FIT).code == 0
+def test_a_block_is_trained_by_one_process(kept: Store) -> None:
+    writer = kept.begin(begun())
+    for again in (False, True):
+        with pytest.raises(RunBusy, match=r"the block of runs block-\w{16} is in training by another process"):
+            kept.begin(begun(), again=again)
+    process = subprocess.run([sys.executable, "-c", BEGIN, kept.folder], capture_output=True, text=True)
+    assert "RunBusy" in process.stderr
+    train(writer)
+    writer.end(results())
+    with pytest.raises(RunBusy, match="was just trained by another process"):
+        kept.begin(begun())
+    assert is_whole(kept)
 
 
-# -- writing breaks -------------------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(cli, store, monkeypatch):
-    class Stopped(StopRequest):
-        def __init__(self) -> None:
-            super().__init__()
-            self.signal = signal.SIGINT
-
-    with monkeypatch.context() as full:
-        full.setattr("bench.train.runner.StopRequest", Stopped)
-        full.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
-        answer = cli(*FIT)
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
-    assert list(store.rglob("traceback.txt")) == []
-    assert cli(*FIT).code == 0
-
-
-@pytest.mark.parametrize("change", ["deleted", "moved", "copied"])
-def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(cli, store, monkeypatch, change):
-    append = bench.store.writer.BlockWriter.append_curve
-
-    def changing(self: Any, rows: Any) -> None:
-        append(self, rows)
-        if change == "copied":
-            shutil.copytree(store, store.with_name("copy"))
-        if change == "moved":
-            store.rename(store.with_name("moved"))
-        else:
-            shutil.rmtree(store)
-        if change == "copied":
-            store.with_name("copy").rename(store)
-        before.update(snapshot(store))
-
-    before: dict[Path, Any] = {}
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.store.writer.BlockWriter, "append_curve", changing)
-        answer = cli(*FIT)
-    assert (answer.code, answer.out) == (1, "")
-    assert re.search("was deleted, moved or replaced during", answer.err.splitlines()[-1])
-    assert "Traceback" not in answer.err
-    assert snapshot(store) == before
-    assert store.exists() == (change == "copied")
-
-
-# -- several at once ------------------------------------------------------------------------------------------------
-
-
-def test_a_run_is_trained_by_one_process(cli, store, kept):
+def test_commands_refuse_a_run_in_training(cli: Cli, kept: Store) -> None:
     cli(*FIT)
     (run,) = kept.runs()
-    shutil.rmtree(store)
+    shutil.rmtree(kept.folder)
     writer = kept.begin([replace(run, status="running")])
     for words in (FIT, (*FIT, "--rerun"), ("fit", "--resume", run.run_id)):
-        answer = cli(*words)
-        assert (answer.code, answer.out) == (2, "")
-        assert answer.err == f"bench: error: run {run.run_id} is in training by another process\n"
+        assert cli(*words) == (2, "", f"bench: error: run {run.run_id} is in training by another process\n")
     writer.drop()
     assert cli(*FIT).code == 0
 
 
-# -- curves ---------------------------------------------------------------------------------------------------------
+def test_an_attempt_leaves_nothing_unless_it_can_continue(kept: Store) -> None:
+    writer = kept.begin(begun())
+    train(writer, last=4)
+    writer.drop()
+    assert list(kept.folder.iterdir()) == []
+    writer = kept.begin(begun())
+    train(writer, last=2)
+    writer.flush()
+    writer.checkpoint.touch()
+    train(writer, first=2, last=4)
+    writer.flush()
+    writer.drop()
+    writer = kept.begin(begun(), resume=2)
+    assert writer.checkpoint.is_file()
+    train(writer, first=2)
+    writer.end(results())
+    writer.drop()
+    assert is_whole(kept)
 
 
-def test_values_that_are_not_finite_read_as_none(kept):
+def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept: Store) -> None:
+    writer = kept.begin(begun())
+    writer.append_measurements(["a"], [0], np.zeros((1, 3, 1)))
+    writer.append_measurements(["b"], [10], np.zeros((1, 3, 1)))
+    with pytest.raises(RunFailed, match=r"began with a, and the task now gives b"):
+        writer.end(results(steps=0))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04" + b"\x00" * 100])
+def test_no_run_is_finished_with_fewer_rows_than_steps(kept: Store, content: bytes) -> None:
+    writer = kept.begin(begun())
+    train(writer, last=2)
+    writer.flush()
+    next(writer.folder.glob("part-*")).write_bytes(content)
+    train(writer, first=2)
+    with pytest.raises(RunFailed, match=r"part-0+2\.npz: it cannot be read .*: the store changed"):
+        writer.end(results())
+    assert kept.finished_all(IDS) == {}
+
+
+def test_readers_write_nothing(kept: Store, cli: Cli) -> None:
+    add_run(kept.folder, "a")
+    add_block(kept.folder, "bc")
+    kill(begin(kept.folder, record("d")))
+    kill(begin_block(kept.folder, "ef")[0])
+    (add_run(kept.folder, "g") / "done/runs.jsonl").write_text("{")
+    before = snapshot(kept.folder)
+    assert cli("list", "runs", "--all", "--store", kept.folder).out.count("killed") == 3
+    for words in (("show", "d"), ("doctor",), ("sql", "from curves")):
+        assert "Traceback" not in cli(*words, "--store", kept.folder).err
+    assert snapshot(kept.folder) == before
+
+
+def test_values_that_are_not_finite_read_as_none(kept: Store) -> None:
     writer = begin(kept.folder, record("a"), (float("inf"), None, float("-inf")))
     rows = [(step, None, 1.0, 0.1, 0.1) for step in (1, 2, 3)]
     assert read_curve(kept.folder / "a") == rows
     writer.end([record("a")])
     assert read_curve(kept.folder / "a") == rows
+
+
+# -- writing fails ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["write_records", "write_part", "write_block", "lightning.pytorch.Trainer.save_checkpoint"]
+)
+def test_a_full_disk_is_one_line_and_frees_the_run(
+    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(name if "." in name else f"bench.store.writer.{name}", no_space)
+        answer = cli(*FIT, "--trainer.checkpoint_seconds", "1e-3")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
+    assert "Traceback" not in answer.err
+    assert {run.status for run in Store(store).runs()} <= {"failed"}
+    assert list(store.rglob("traceback.txt")) == []
+    assert cli(*FIT).code == 0
+
+
+def test_a_store_that_may_only_be_read(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_block(kept)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(bench.store.writer.Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=r"cannot write to the store .*: Read-only.*; choose another with --store DIR"):
+        kept.begin(begun(), again=True)
+    assert is_whole(kept)
+
+
+def delete(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def move(store: Path) -> None:
+    store.rename(store.with_name("moved"))
+
+
+def copy(store: Path) -> None:
+    shutil.copytree(store, store.with_name("copy"))
+    shutil.rmtree(store)
+    store.with_name("copy").rename(store)
+
+
+@pytest.mark.parametrize("change", [delete, move, copy])
+def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(
+    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    append, before = BlockWriter.append_curve, dict[Path, Any]()
+
+    def changing(self: BlockWriter, rows: Any) -> None:
+        append(self, rows)
+        change(store)
+        before.update(snapshot(store))
+
+    monkeypatch.setattr(BlockWriter, "append_curve", changing)
+    answer = cli(*FIT)
+    assert (answer.code, answer.out) == (1, "")
+    assert re.search("was deleted, moved or replaced during", answer.err.splitlines()[-1])
+    assert "Traceback" not in answer.err
+    assert snapshot(store) == before

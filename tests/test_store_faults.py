@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store import lock
+from bench.store import block
 from bench.store.files import replacing
 from bench.store.merge import merge
 from bench.store.store import Store
 from bench.store.tables import parts_in
 from bench.store.writer import BlockWriter
-from tests.test_blocks import IDS, all_there, begun, results, train
+from tests.test_store import IDS, begun, is_whole, results, train
 
 CALLS = {"open": 0, "os.rename": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0}
 """Audit events, with the argument that is the path at fault."""
@@ -39,7 +39,9 @@ class Killed(BaseException):
 class Faults:
     """Lets calls below a folder fail."""
 
-    folder, left, error, events, waiting = "", 0, None, (), False
+    folder, left, waiting = "", 0, False
+    error: BaseException | None = None
+    events: tuple[str, ...] = ()
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
         """The audit hook: let the call fail, if it is its turn."""
@@ -81,7 +83,7 @@ def failing(folder: Path, fault: Fault | None) -> Iterator[None]:
             raise
     finally:
         faults.error, faults.waiting = None, False
-        lock._held.clear()
+        block._held.clear()
 
 
 class BlockMachine(RuleBasedStateMachine):
@@ -117,12 +119,10 @@ class BlockMachine(RuleBasedStateMachine):
     def _train(self, again: bool, final: float, last: int) -> None:
         checkpoint = self.store.last_checkpoint(IDS, lanes=True)
         saved = 0 if checkpoint is None else int(checkpoint.read_text())
-        if saved:
+        if checkpoint is not None:
             assert saved in {step for step, _ in parts_in(checkpoint.parent)}, "a checkpoint without its rows"
-        writer = self.store.begin(begun(), resume=bool(saved), again=again)
+        writer = self.store.begin(begun(), resume=saved, again=again)
         try:
-            if saved:
-                writer.truncate(saved)
             for step in range(saved, last, 2):
                 train(writer, first=step, last=step + 2)
                 self._save(writer, step + 2)
@@ -151,7 +151,7 @@ class BlockMachine(RuleBasedStateMachine):
         """Merge a store that has the block's results."""
         with failing(self.store.folder, fault):
             faults.waiting = False
-            merge([self.other.folder], self.store.folder, lambda line: None)
+            merge([self.other.folder], self.store.folder)
         self._check(0.125 if self.final is None else self.final, sure=fault is None)
 
     @invariant()
@@ -164,7 +164,7 @@ class BlockMachine(RuleBasedStateMachine):
             assert {run.status for run in runs} <= {"killed", "failed"}
         else:
             assert [run.final for run in runs] == [self.final] * len(IDS)
-            assert all_there(self.store)
+            assert is_whole(self.store)
 
 
 BlockMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=8, deadline=None)

@@ -438,15 +438,6 @@ def test_the_same_command_resumes_after_a_signal(sweep, store, interrupt, whole,
     assert same(outcome(store), whole)
 
 
-def test_blocks_of_another_width_are_removed_when_their_runs_have_finished(sweep, store, interrupt):
-    interrupt(8 * 12)
-    assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 8, *OFTEN).code == 130
-    (left,) = unfinished(store)
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert not left.folder.exists()
-    assert statuses(store) == {("completed", "lanes"): 16}
-
-
 # -- several at once ------------------------------------------------------------------------------------------------
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from bench.config.values import place
 from bench.output import remark
 from bench.store.block import DONE, name_of
-from bench.store.files import disk_errors
-from bench.store.load import Damaged
+from bench.store.files import Damaged, disk_errors
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import Columns

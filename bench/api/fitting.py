@@ -72,8 +72,8 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
         raise UserError(
             f"trainer.devices and trainer.num_nodes: {why}; use `bench fit`, and `bench.load` for the result"
         )
-    result = None if rerun else Store(config.store).result_of(config)
-    if result is None:
+    result = None if rerun else Store(config.store).get(on_device(config).run_id)
+    if result is None or not result.finished:
         from bench.config.checks import check_early, check_places
 
         check_early(config)

@@ -38,10 +38,9 @@ def _as_rows(answer: Any) -> Any:
 
 def merge(sources: Sequence[Path], destination: Path) -> Answer:
     """Copy the runs of stores into another one."""
-    from bench import progress
     from bench.store.merge import merge as copy
 
-    merged = copy(sources, destination, progress.say)
+    merged = copy(sources, destination)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:

@@ -24,7 +24,7 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
-from bench.store.load import Damaged, is_there
+from bench.store.files import Damaged, is_there
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS, as_arrow
 from bench.text import clean, plain, strict_json
@@ -211,11 +211,11 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
         try:
             if not block.done:
                 columns = block.tables(run_id).get(_FILES[name])
-                growing += [as_arrow(columns, run_id=run_id)] if columns else []
+                growing += [as_arrow(run_id, columns)] if columns else []
             elif folder not in sound:
                 sound[folder] = False
                 block.tables(next(iter(block.runs)))
-                sound[folder] = is_there(place) is not None
+                sound[folder] = is_there(place)
         except Damaged as error:
             damaged[folder if block.done else f"{folder}/{run_id}"] = error
         if sound.get(folder):

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bench.check.catalogue import GROUPS, SERIOUS, Check, Kind, catalogue
-from bench.store.files import making, write_json
-from bench.store.load import Damaged
+from bench.store.files import Damaged, making, write_json
 from bench.store.reports import CheckRecord, check_path, read_report
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS

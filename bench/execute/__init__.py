@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from bench.config.values import Budget
 
 ENGINES = ("auto", "lanes", "lightning")
-"""Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 Engine = Literal["auto", "lanes", "lightning"]
+"""Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 CONTINUES = "the same command continues"
 
 

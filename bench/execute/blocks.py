@@ -28,17 +28,11 @@ ONE_BY_ONE = Choice(lanes=False, width=1)
 
 @dataclass(frozen=True)
 class Block:
-    """Runs that train together as lanes, or one run.
+    """Runs that train together as lanes, or one run by the Trainer."""
 
-    Attributes:
-        grid: the configurations; a row shares task, seed and data seed.
-        lanes: as lanes, or one run by the Trainer.
-        width: the measured maximum of lanes, for the record, if it divides the group.
-    """
-
-    grid: Sequence[Sequence[RunConfig]]
+    grid: Sequence[Sequence[RunConfig]]  # a row shares task, seed and data seed
     lanes: bool
-    width: int | None = None
+    width: int | None = None  # the measured maximum of lanes, for the record, if it divides the group
 
     @cached_property
     def runs(self) -> dict[str, RunConfig]:
@@ -108,9 +102,8 @@ def cut(
 ) -> list[Block]:
     """Divide runs into blocks for `shares` processes: lanes first, those with most steps before others.
 
-    The last digits of a lane depend on the width of its block. So the blocks depend on the requested runs and on the
-    choices of their groups only, not on time or on what is stored. Single runs keep their order: optimizers may
-    alternate. With `record`, the widths were measured, and so become a part of the records.
+    The last digits of a lane depend on the width of its block, so blocks depend on the requested runs and the choices
+    of their groups only. Single runs keep their order. With `record`, widths were measured, and go into the records.
     """
 
     def steps(group: Sequence[RunConfig]) -> float:

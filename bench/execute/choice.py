@@ -34,30 +34,19 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
 
 @dataclass
 class Choices:
-    """Decides how groups of runs are executed; after a stop request, arbitrarily.
-
-    Attributes:
-        engine: `lanes`, `lightning` (one run at a time), or the faster one.
-        width: maximum lanes of a block; None to measure it.
-        say: shows a line.
-        processes: number of processes of this machine that share the memory of a device.
-        stop: ends measurements.
-        measured: earlier measurements, to which new ones are added.
-    """
+    """Decides how groups of runs are executed; after a stop request, arbitrarily."""
 
     engine: Engine
-    width: int | None
-    say: Callable[[str], None]
-    processes: int = 1
-    stop: StopRequest = field(default_factory=StopRequest)
-    measured: dict[object, Choice] = field(default_factory=dict)
-    _obstacles: set[str] = field(default_factory=set)
+    width: int | None  # maximum lanes of a block; None to measure it
+    say: Callable[[str], None]  # shows a line
+    processes: int = 1  # of this machine that share the memory of a device
+    stop: StopRequest = field(default_factory=StopRequest)  # ends measurements
+    measured: dict[object, Choice] = field(default_factory=dict)  # earlier measurements, to which new ones are added
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
         """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
         obstacle = why_no_lanes(group[0])
-        if obstacle and self.engine == "auto" and obstacle not in self._obstacles:
-            self._obstacles.add(obstacle)
+        if obstacle and self.engine == "auto":
             self.say(f"{group[0].task}: runs one by one, since {obstacle}")
         single = self.engine == "auto" and len(group) == 1
         if self.engine == "lightning" or obstacle or single or self.stop.signal is not None:
@@ -119,16 +108,12 @@ class Choices:
         if lane_bytes:
             width = max(1, min(width, int(limit / lane_bytes)))
         pays = width > 1 and best < LANES_GAIN * alone
-        plain = f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else ""
-        if not costs:
-            self.say(f"{name}: runs one by one, since memory is short")
-        elif self.engine == "auto" and not pays:
-            self.say(
-                f"{name}: runs one by one, since a step in lanes takes at best"
-                f" {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
-            )
+        if pays or (costs and self.engine == "lanes"):
+            single = f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else ""
+            self.say(f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us{single}")
         else:
-            self.say(f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us{plain}")
+            why = f"a step in lanes takes at best {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
+            self.say(f"{name}: runs one by one, since {why if costs else 'memory is short'}")
         return Choice(lanes=True, width=width) if pays or self.engine == "lanes" else ONE_BY_ONE
 
 

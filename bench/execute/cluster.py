@@ -6,13 +6,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import spawn
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from bench import process
@@ -26,6 +25,7 @@ from bench.store.files import making, remove, replacing
 from bench.store.store import Store
 from bench.store.writer import new_results
 from bench.text import counted
+from bench.train.memory import give_back
 from bench.train.stop import StopRequest
 
 MAX_DEATHS = 3
@@ -35,11 +35,25 @@ WAIT_SECONDS = 120
 POLL_SECONDS = 0.5
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NEVER = logging.CRITICAL + 1
-_QUIET = dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), _NEVER)
+_SETTINGS = {
+    "logging": dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), _NEVER),
+    "distributed.scheduler.allowed-failures": MAX_DEATHS - 1,
+    "distributed.scheduler.worker-ttl": None,  # a step may keep a worker busy for long
+    "distributed.worker.profile.enabled": False,
+}
+_usual_preparation = spawn.get_preparation_data
 
 
 class WorkersDied(RunBroke):
     """A block ended its worker process several times."""
+
+
+class Job(NamedTuple):
+    """A block to be trained, its purpose (`RunResult.plan`) and the study that found its hyperparameters."""
+
+    block: Block
+    plan: str
+    tuned_by: TunedBy | None
 
 
 def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[dict[str, str]]:
@@ -51,12 +65,9 @@ def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[
     ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
     most = 1 if config.device == "mps" else max(1, len(gpus or range(cpus)) // ranks)
-    try:
-        count = most if workers == "auto" else int(workers)
-    except ValueError:
-        count = 0
-    if count < 1:
+    if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
         raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+    count = most if workers == "auto" else int(workers)
     count = min(count, runs or count)
     if gpus and count > most:
         raise UserError(
@@ -88,49 +99,38 @@ class Crew(AbstractContextManager["Crew"]):
         effort: the number of workers, or a cluster.
         config: a run, with its device decided.
         runs: the number of runs, if known.
-
-    Attributes:
-        measured: measurements of the best number of lanes.
-        trained: runs so far, for a budget.
-        has_trained: whether it has been given runs before.
     """
 
     def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
         workers = effort.workers or ("auto" if config.device == "cuda" else "1")
         self.cluster = effort.cluster
         self._workers = [] if self.cluster else resources(workers, config, runs)
-        self.measured = dict[object, Choice]()
-        self.trained, self.has_trained = 0, False
+        self.measured = dict[object, Choice]()  # the best number of lanes
+        self.trained = 0  # runs so far, for a budget
         self._topic = f"bench-{uuid4().hex}"
         self._client: Any = None
         self._local: Any = None
         self._progress: SweepProgress | None = None
         self._slots: dict[str, int] = {}
-        self._running: dict[str, Block | None] = {}
+        self._running: dict[str, Block] = {}
         self._ended: SimpleQueue[Any] = SimpleQueue()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Ask the workers to stop, and wait for them; or end them at once, after Ctrl-C and at another one."""
-        client, local = self._client, self._local
-        if client is None and local is None:
-            return
         try:
             if kind is not KeyboardInterrupt:
                 for _ in self._ends(lambda: True):
                     pass
         finally:
+            client, local = self._client, self._local
             self._client = self._local = None
-            if local is not None:
-                for nanny in list(local.workers.values()):
-                    nanny.auto_restart = False
-                    with suppress(ProcessLookupError, TypeError):
-                        os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
-            with suppress(Exception):
-                if client is not None:
-                    client.unsubscribe_topic("all")
-                    client.close(timeout=5)
-                if local is not None:
-                    local.close(timeout=5)
+            for nanny in [] if local is None else list(local.workers.values()):
+                nanny.auto_restart = False
+                with suppress(ProcessLookupError, TypeError):
+                    os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
+            for opened in filter(None, (client, local)):
+                with suppress(Exception):
+                    opened.close(timeout=5)
             spawn.get_preparation_data = _usual_preparation
 
     @property
@@ -150,19 +150,17 @@ class Crew(AbstractContextManager["Crew"]):
 
     def start(self) -> None:
         """Connect to the cluster, or start it; does nothing the second time. UserError if it has no workers."""
-        if self._client is None:
-            import dask
+        if self._client is not None:
+            return
+        import dask
 
-            settings = {"logging": _QUIET, "distributed.scheduler.allowed-failures": MAX_DEATHS - 1}
-            settings["distributed.scheduler.worker-ttl"] = None  # a step may keep a worker busy for long
-            settings["distributed.worker.profile.enabled"] = False
-            dask.config.set(settings)
-            if self.cluster is None:
-                say(f"bench: starting {counted(len(self._workers), 'worker')}")
-            with doing("starting workers"):
-                self._client = self._start() if self.cluster is None else _connected(self.cluster)
-            self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
-            self._client.subscribe_topic("all", lambda event: self._hear_of_death(event[1]))
+        dask.config.set(_SETTINGS)
+        if self.cluster is None:
+            say(f"bench: starting {counted(len(self._workers), 'worker')}")
+        with doing("starting workers"):
+            self._client = self._start() if self.cluster is None else _connected(self.cluster)
+        self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
+        self._client.subscribe_topic("all", lambda event: self._hear_of_death(event[1]))
 
     def _start(self) -> Any:
         """A client of new workers on this machine."""
@@ -178,15 +176,11 @@ class Crew(AbstractContextManager["Crew"]):
         spawn.get_preparation_data = _preparation
         has_page = find_spec("bokeh") is not None
         common = {"nthreads": 1, "memory_limit": 0, "preload": ["bench.execute.worker"], "host": "127.0.0.1"}
+        common |= {"silence_logs": _NEVER}
+        page = {"dashboard": has_page, "dashboard_address": "127.0.0.1:0"}
         self._local = SpecCluster(
-            workers={
-                i: {"cls": Nanny, "options": common | {"env": environment, "silence_logs": _NEVER}}
-                for i, environment in enumerate(self._workers)
-            },
-            scheduler={
-                "cls": Scheduler,
-                "options": {"host": "127.0.0.1", "dashboard": has_page, "dashboard_address": "127.0.0.1:0"},
-            },
+            {i: {"cls": Nanny, "options": common | {"env": env}} for i, env in enumerate(self._workers)},
+            {"cls": Scheduler, "options": {"host": "127.0.0.1", **page}},
             loop=runner.loop,
             silence_logs=_NEVER,  # pyright: ignore[reportArgumentType] - a level, says its documentation
         )
@@ -211,8 +205,7 @@ class Crew(AbstractContextManager["Crew"]):
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         slot = self._slots.setdefault(event["worker"], len(self._slots))
-        progress = self._progress
-        if progress is None:
+        if (progress := self._progress) is None:
             return
         if "say" in event:
             progress.say(event["say"])
@@ -230,48 +223,46 @@ class Crew(AbstractContextManager["Crew"]):
         self, groups: Sequence[Sequence[RunConfig]], effort: Effort, progress: SweepProgress, stop: StopRequest
     ) -> list[Choice]:
         """How groups of runs are executed, the largest first (`Choices`); arbitrary after a stop request."""
-        if self.is_here:
-            from bench.execute.choice import Choices
+        from bench.execute.choice import Choices
+        from bench.train.threads import set_threads
 
-            choices = Choices(effort.engine, effort.width, progress.say, 1, stop, self.measured)
-            return [choices.of(group) for group in groups]
+        if not self.is_here:
+            set_threads(self.threads)  # as in the workers
         # Processes that are not pinned to a GPU share the memory of the machine.
         sharing = 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
-        job = worker.as_job(groups, processes=sharing, topic=self._topic)
-        self._submit(None, worker.measure, job, replace(effort, budget=None), self.measured)
-        chosen = list[Choice]()
-        with self.serving(progress, Store(groups[0][0].store)):
-            for _, future in self._ends(lambda: stop.signal is not None):
-                chosen, self.measured = _result(future, "the measurement of the best number of lanes")
+        choices = Choices(effort.engine, effort.width, progress.say, sharing, stop, self.measured)
+        chosen = [choices.of(group) for group in groups]
+        if not self.is_here:
+            give_back()
         return chosen
 
-    def submit(self, block: Block, plan: str, tuned_by: TunedBy | None) -> None:
-        """Let a worker train a block."""
-        job = {"lanes": block.lanes, "width": block.width, "plan": plan, "tuned_by": tuned_by}
-        token = f".{self._topic}" if self.cluster else None
-        self._submit(block, worker.train, worker.as_job(block.grid, topic=self._topic, token=token, **job))
+    def train(
+        self, jobs: Iterator[Job], stop: StopRequest, progress: SweepProgress
+    ) -> Iterator[tuple[Block, Callable[[], bool]]]:
+        """Blocks with functions that train them, or that return how workers have ended (`bench.execute.here.train`).
 
-    def next_end(self, stopped: Callable[[], bool]) -> tuple[Block, Callable[[], bool]] | None:
-        """The next submitted block that ends, with a function that returns or raises as `bench.execute.here.train`.
-
-        None if there is none. Once `stopped` is true, the workers are asked to stop and save their state.
+        A job is taken when a process is free. Once a signal asks to stop, the workers save their state and end.
         """
-        for block, future in self._ends(stopped):
-            if block is not None:
-                return block, partial(_trained, block, future)
-        return None
+        if self.is_here:
+            from bench.execute import here
 
-    @property
-    def idle(self) -> int:
-        """The number of processes without a block."""
-        return self.shares - len(self._running)
+            for block, *about in jobs:
+                yield block, partial(here.train, block, stop, progress, *about)
+            return
+        token = f".{self._topic}" if self.cluster else None
+        while True:
+            while len(self._running) < self.shares and (job := next(jobs, None)) is not None:
+                block, about = job.block, {"plan": job.plan, "tuned_by": job.tuned_by, "topic": self._topic}
+                about |= {"lanes": block.lanes, "width": block.width, "token": token}
+                future = self._client.submit(worker.train, worker.as_job(block.grid, **about), pure=False)
+                self._running[future.key] = block
+                future.add_done_callback(self._ended.put)
+            if (end := next(self._ends(lambda: stop.signal is not None), None)) is None:
+                return
+            yield end[0], partial(_trained, *end)
 
-    def _submit(self, block: Block | None, *call: Any) -> None:
-        future = self._client.submit(*call, pure=False)
-        self._running[future.key] = block
-        future.add_done_callback(self._ended.put)
-
-    def _ends(self, stopped: Callable[[], bool]) -> Iterator[tuple[Block | None, Any]]:
+    def _ends(self, stopped: Callable[[], bool]) -> Iterator[tuple[Block, Any]]:
+        """The blocks that end, with Dask's futures; once `stopped`, the workers are asked to save their state."""
         while self._running:
             if stopped():  # repeated, since a block may have begun just now
                 self._client.run(worker.ask_to_stop, self._topic, on_error="ignore")
@@ -280,25 +271,23 @@ class Crew(AbstractContextManager["Crew"]):
                 yield self._running.pop(future.key), future
 
 
-def _result(future: Any, what: str) -> Any:
-    """The result of a task, or its error: WorkersDied if it ended its workers, RunFailed if the cluster is gone."""
+def _trained(block: Block, future: Any) -> bool:
+    """The result of a block, or its error; files of a worker that does not have the store are written into it.
+
+    WorkersDied if it ended its workers, RunFailed if the cluster is gone.
+    """
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
 
+    first = block.grid[0][0]
+    what = f"run {first.run_id}" if len(block.runs) == 1 else f"a block of {len(block.runs)} {first.opt} lanes"
     try:
-        return future.result()
+        ended, files = future.result()
     except KilledWorker as error:
         deaths = counted(error.allowed_failures + 1, "worker")
         raise WorkersDied(f"{what} failed: {deaths} died of it (killed, out of memory, or a crash)") from None
     except FutureCancelledError:
         raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
-
-
-def _trained(block: Block, future: Any) -> bool:
-    """The result of a block; files of a worker that does not have the store are written into it."""
-    first = block.grid[0][0]
-    what = f"run {first.run_id}" if len(block.runs) == 1 else f"a block of {len(block.runs)} {first.opt} lanes"
-    ended, files = _result(future, what)
     store = first.store
     for name, contents in files.items():
         with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
@@ -319,9 +308,6 @@ def _connected(address: str) -> Any:
     except (OSError, ValueError, LookupError, TypeError) as error:  # includes TimeoutError
         raise UserError(f"--cluster {address}: no Dask cluster with workers answers ({first_line(error)})") from None
     return client
-
-
-_usual_preparation = spawn.get_preparation_data
 
 
 def _preparation(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs of a request: found in the store or trained."""
+"""Runs of a request: read from the store or trained."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,7 @@ from bench.text import counted, options_text
 
 
 def dry_run(configs: Sequence[RunConfig], effort: Effort, about: Iterable[Mapping[str, Any]]) -> Answer:
-    """The runs of a request with what distinguishes each, after their checks.
-
-    Raises:
-        UserError: a run cannot be trained, or not with this engine.
-    """
+    """The runs of a request with what distinguishes each, after their checks (UserError)."""
     check_all(configs)
     check_engine(effort.engine, configs)
     runs = {config.run_id: settings for config, settings in zip(configs, about, strict=True)}
@@ -39,28 +35,24 @@ def results_of(
     plan: str,
     sources: Sources | None = None,
 ) -> list[RunResult]:
-    """The results of runs in order, after training missing ones.
+    """The results of runs in order, after training missing ones; the arguments are those of `execute`.
 
-    Torch is imported only if something is left to do. Standard output is reserved for the result.
-
-    Args:
-        configs: the runs, checked (`bench.execute.blocks.check_all`, `early` at least); all have one store and device.
-        progress: shows progress.
-        effort: how they are executed.
-        plan: purpose of the runs (`RunResult.plan`).
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
+    The runs are checked (`bench.execute.blocks.check_all`, `early` at least). Torch is imported only if something is
+    left to do. Standard output is reserved for the result.
 
     Raises:
-        UserError: data are missing, the store cannot be written, or a run cannot be trained.
-        RunFailed: as in `bench.execute.execute.execute`.
+        UserError: as `execute`; or data are missing, or the store cannot be written.
         KeyboardInterrupt: a signal stopped it, or the budget is spent.
     """
     store, left = Store(configs[0].store), missing(configs)
+    stored = f"{len(configs) - len(left)} of {len(configs)} runs are stored"
     if left:
         budget = effort.budget
         if budget is not None:
             budget.refuse_beyond(len(left))
         check_places(list(left.values()))
+        if len(left) < len(configs):
+            progress.say(stored)
         with doing("importing torch"):
             from bench.execute.execute import execute
             from bench.train.stop import deadline
@@ -75,7 +67,7 @@ def results_of(
             raise KeyboardInterrupt(f"{over or 'stopped; finished runs are stored'}, and {CONTINUES}")
     else:
         progress.say(f"all {len(configs)} runs are stored")
-    stored = store.finished_all(config.run_id for config in configs)
-    if lost := sum(config.run_id not in stored for config in configs):
+    results = store.finished_all(config.run_id for config in configs)
+    if lost := sum(config.run_id not in results for config in configs):
         raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the call")
-    return [stored[config.run_id] for config in configs]
+    return [results[config.run_id] for config in configs]

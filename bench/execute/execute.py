@@ -3,10 +3,8 @@
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import InitVar, dataclass, field
-from functools import partial
 from math import inf
 
 from bench.config.checks import check_engine
@@ -15,13 +13,12 @@ from bench.config.tuned import Sources
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute import Effort
 from bench.execute.blocks import Block, block_key, check_all, cut, rectangles, stored_choice
-from bench.execute.cluster import Crew, WorkersDied
+from bench.execute.cluster import Crew, Job, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.store import Store
 from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
 
-STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 MAX_BROKEN = 3
 """Number of failures after which to give up if no run has finished. Ours."""
 BUSY_SECONDS = 0.5
@@ -57,20 +54,20 @@ def execute(
     """
     effort, first, stop = effort or Effort(), on_device(configs[0]), StopRequest()
     with stop.listening(), nullcontext(crew) if crew is not None else Crew(effort, first, len(configs)) as workers:
-        work = _Work(configs, progress, effort, workers, stop, plan, sources or {})
-        done = work.train_all()
+        work = _Work(configs, progress, effort, workers, stop)
+        plans = dict.fromkeys(work.left, plan) if isinstance(plan, str) else plan
+        done = work.train_all(plans, sources or {})
         if stop.at_once and not workers.is_here:  # Lightning may have swallowed the interrupt
             raise KeyboardInterrupt
     if done and (broken := work.broken):
-        first, *others = dict.fromkeys(broken.values())
+        cause, *others = dict.fromkeys(broken.values())
         many = f"{len(broken)} runs failed: {', '.join(broken)}; the first: "
-        error = RunBroke(many * bool(others) + str(first))
+        error = RunBroke(many * bool(others) + str(cause))
         error.runs = {run_id: str(why) for run_id, why in broken.items()}
-        raise error from first
+        raise error from cause
     return done
 
 
-@dataclass
 class _Work:
     """The missing runs of a request; one that fails does not stop the others.
 
@@ -79,40 +76,31 @@ class _Work:
         broken: why runs failed, by id.
     """
 
-    configs: InitVar[Sequence[RunConfig]]
-    progress: SweepProgress
-    effort: Effort
-    crew: Crew
-    stop: StopRequest
-    plan: str | Mapping[str, str]
-    sources: Sources
-    broken: dict[str, RunBroke] = field(default_factory=dict)
-    _any_finished: bool = False
-    _apart: set[str] = field(default_factory=set)  # runs of a broken block: one lane may have broken the others
-    _widest: float = inf  # lanes that fit into memory
-
-    def __post_init__(self, configs: Sequence[RunConfig]) -> None:
+    def __init__(
+        self, configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, crew: Crew, stop: StopRequest
+    ) -> None:
+        self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
         self.store = Store(configs[0].store)
         self.left = {config.run_id: config for config in configs}
+        self.broken = dict[str, RunBroke]()
+        self._any_finished = False
+        self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
+        self._widest = inf  # lanes that fit into memory
 
-    def train_all(self) -> bool:
+    def train_all(self, plans: Mapping[str, str], sources: Sources) -> bool:
         """Train all missing runs; False if a signal asked to stop."""
         blocks = self._cut()
         with self.progress.showing(len(self.left), self.crew.shares), self.crew.serving(self.progress, self.store):
-            while not self._stopped():
+            while self.stop.signal is None:
                 todo = self._todo(blocks)
                 if not self.left:
-                    self.store.remove_obsolete(run_id for block in blocks for run_id in block.runs)
                     return True
                 if not todo:
                     self.progress.waiting(len(self.left))
                     time.sleep(BUSY_SECONDS)
-                elif not self._train(todo):
+                elif not self._train(todo, plans, sources):
                     return False
         return False
-
-    def _stopped(self) -> bool:
-        return self.stop.signal is not None
 
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
@@ -130,17 +118,14 @@ class _Work:
             alike.setdefault(block_key(config), []).append(config)
         groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
         check_engine(effort.engine, (group[0] for group in groups))
-        if self._any_finished and not crew.has_trained:  # said once, not in each round of a study
-            self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
         chosen = [None] * len(groups)
         if effort.width is None and effort.engine != "lightning":
             chosen = [stored_choice(group, stored, lanes=effort.engine == "lanes") for group in groups]
         unknown = [group for group, choice in zip(groups, chosen, strict=True) if choice is None]
         measured = iter(crew.choose(unknown, effort, self.progress, self.stop) if unknown else [])
-        if self._stopped():
+        if self.stop.signal is not None:
             return []
         choices = [(group, choice or next(measured)) for group, choice in zip(groups, chosen, strict=True)]
-        crew.has_trained = True
         return cut(runs, choices, 1 if effort.width else crew.shares, record=effort.width is None)
 
     def _todo(self, blocks: Sequence[Block]) -> deque[Block]:
@@ -159,10 +144,18 @@ class _Work:
     def _single(self, config: RunConfig, block: Block) -> Block:
         return Block([[config]], lanes=block.lanes and self.effort.engine == "lanes")
 
-    def _train(self, todo: deque[Block]) -> bool:
+    def _train(self, todo: deque[Block], plans: Mapping[str, str], sources: Sources) -> bool:
         """Train blocks, in this process or by workers; False if a signal asked to stop."""
+
+        def jobs() -> Iterator[Job]:
+            while todo and self.stop.signal is None:
+                block = todo.popleft()
+                if not self._busy(block.runs):  # else they are looked at again later
+                    run_id, config = next(iter(block.runs.items()))
+                    yield Job(block, plans[run_id], sources.get((config.task, config.opt)))
+
         done = True
-        for block, train in self._ends(todo):
+        for block, train in self.crew.train(jobs(), self.stop, self.progress):
             run_ids, short = list(block.runs), False
             try:
                 if train():
@@ -178,9 +171,8 @@ class _Work:
                 if not ran_out(error) or not block.lanes:
                     raise
                 if len(run_ids) == 1:
-                    raise RunFailed(
-                        f"run {run_ids[0]} alone needs more memory than available: {first_line(error)}"
-                    ) from None
+                    why = f"run {run_ids[0]} alone needs more memory than available: {first_line(error)}"
+                    raise RunFailed(why) from None
                 self._widest = min(self._widest, len(run_ids) // 2)
                 self.progress.say(
                     f"{len(run_ids)} lanes at once need more memory than available; continuing with {self._widest}"
@@ -190,27 +182,7 @@ class _Work:
             if short:  # here, where no traceback keeps the memory
                 gc.collect()
                 give_back()
-        return done and not self._stopped()
-
-    def _ends(self, todo: deque[Block]) -> Iterator[tuple[Block, Callable[[], bool]]]:
-        """Blocks with functions that train them, or that return how workers have ended."""
-        while True:
-            while todo and not self._stopped() and (self.crew.is_here or self.crew.idle > 0):
-                block = todo.popleft()
-                if self._busy(block.runs):
-                    continue  # they are looked at again later
-                run_id, config = next(iter(block.runs.items()))
-                plan = self.plan if isinstance(self.plan, str) else self.plan[run_id]
-                about = plan, self.sources.get((config.task, config.opt))
-                if self.crew.is_here:
-                    from bench.execute import here
-
-                    yield block, partial(here.train, block, self.stop, self.progress, *about)
-                else:
-                    self.crew.submit(block, *about)
-            if self.crew.is_here or (end := self.crew.next_end(self._stopped)) is None:
-                return
-            yield end
+        return done and self.stop.signal is None
 
     def _busy(self, run_ids: Collection[str]) -> set[str]:
         """The runs that other processes train, or have just finished, which are forgotten and shown."""

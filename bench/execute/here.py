@@ -1,11 +1,24 @@
 """Training a block in this process, which is the command's or a worker."""
 
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.config.run_config import RunConfig, settings_of
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke
-from bench.execute.apart import run_apart
+from bench.errors import RunBroke, RunBusy
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
+from bench.process import bench_command
 from bench.progress import RunInPlan, SweepProgress
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.train.memory import keep_freed_memory
 from bench.train.runner import run
 from bench.train.stop import StopRequest
@@ -25,7 +38,7 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
     shown = RunInPlan(progress)
     try:
         if config.trainer.ranks > 1:
-            result = run_apart(config, stop)
+            result = _run_apart(config, stop)
         else:
             result = run(config, progress=shown.bar, stop=stop, plan=plan, tuned_by=tuned_by)
     except RunBroke:
@@ -37,3 +50,38 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
         return False
     shown.end(result)
     return True
+
+
+def _run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
+    """Train a run on several devices with `bench fit`, which starts the ranks; a stop request reaches it as SIGTERM."""
+    store = Store(config.store)
+    stored = store.get(config.run_id)
+    if stored is not None and stored.status == "running":
+        raise RunBusy(f"run {config.run_id} is in training by another process")
+    settings: dict[str, Any] = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
+    with tempfile.TemporaryDirectory() as folder:
+        path, log = Path(folder, "config.json"), Path(folder, "log")
+        path.write_text(json.dumps(settings), "utf-8")  # JSON is valid YAML
+        words = ["fit", "--config", str(path), "--store", str(config.store), "--data", str(config.data), "--json"]
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                bench_command(*words), stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+            )
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if stop.signal is not None:
+                    process.terminate()
+                    process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # remaining ranks
+            process.wait()
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+    result = store.get(config.run_id)
+    if result is not None and result.finished:
+        return result
+    if stop.signal is not None:
+        raise KeyboardInterrupt
+    last = lines[-1] if lines else f"exit code {process.returncode}"
+    raise RunBroke(f"run {config.run_id} failed: {last.removeprefix('bench: error: ')}")

@@ -1,4 +1,4 @@
-"""What a Dask worker does: train a block of runs, or measure how to execute groups of runs.
+"""What a Dask worker does: train a block of runs.
 
 Importing this module does not import torch, so that a worker can report that import.
 """
@@ -23,7 +23,6 @@ from bench.config.settings import as_stored
 from bench.config.tuned import TunedBy
 from bench.config.values import place
 from bench.errors import RunBroke, UserError, first_line
-from bench.execute import Effort
 from bench.execute.blocks import Block
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
@@ -55,21 +54,20 @@ def ask_to_stop(topic: str) -> None:
 
 
 def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
-    """Rows of runs of one command, and other values, as JSON for `train` and `measure`."""
+    """Rows of runs of one command, and other values, as JSON for `train`."""
     first = configs[0][0]
     rows = [[{"id": config.run_id, "settings": settings_of(as_stored(config))} for config in row] for row in configs]
     places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
     common = {"rows": rows, "places": places, "folder": str(Path.cwd()), "mode": first.task_spec.mode}
-    common["session"] = packed()
-    return json.dumps(common | more)
+    return json.dumps({**common, "session": packed(), **more})
 
 
-def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[RunConfig]]:
+def configs_of(job: Mapping[str, Any]) -> list[list[RunConfig]]:
     """The rows of runs in a job; UserError if the code of a task or an optimizer differs from the command's."""
     adopt(job["session"])
     with suppress(OSError):  # names of plug-ins may be relative
         os.chdir(job["folder"])
-    rows = [[on_device(resolve(run["settings"] | places, recorded=True)) for run in row] for row in job["rows"]]
+    rows = [[on_device(resolve(run["settings"] | job["places"], recorded=True)) for run in row] for row in job["rows"]]
     for config, run in zip(chain(*rows), chain(*job["rows"]), strict=True):
         if config.run_id != run["id"]:
             raise UserError(f"a worker has other code of {config.task} or {config.opt}; repeat the command")
@@ -91,10 +89,10 @@ def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
     shared = job["token"] is None or Path(places["store"], job["token"]).exists()
     with _working(job) as (stop, progress), nullcontext() if shared else TemporaryDirectory() as folder:
         if folder is not None:
-            places |= {"store": folder}
+            places["store"] = folder
         if not Path(places["data"]).exists():
-            places |= {"data": str(place("data"))}
-        block = Block(_configs_of(job, places), job["lanes"], job["width"])
+            places["data"] = str(place("data"))
+        block = Block(configs_of(job), job["lanes"], job["width"])
         from bench.execute import here
 
         try:
@@ -107,26 +105,6 @@ def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
         for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
             files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
         return ended, files
-
-
-def measure(text: str, effort: Effort, measured: dict[object, Any]) -> tuple[list[Any], dict[object, Any]]:
-    """Choose how groups of runs are executed: a task of Dask.
-
-    Args:
-        text: of `as_job`, a group in each row, with `processes` and `topic`.
-        effort: of the command.
-        measured: earlier measurements.
-
-    Returns:
-        The choices, and all measurements.
-    """
-    job = json.loads(text)
-    with _working(job) as (stop, progress):
-        groups = _configs_of(job, job["places"])
-        from bench.execute.choice import Choices
-
-        choices = Choices(effort.engine, effort.width, progress.say, job["processes"], stop, measured)
-        return [choices.of(group) for group in groups], measured
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from bench.store.store import Store
 from bench.store.writer import BlockWriter
 from bench.text import counted
 from bench.train.callbacks import Watcher
-from bench.train.checkpoints import STEPS, DoesNotFit, is_misfit, or_afresh, set_aside, usable
+from bench.train.checkpoints import STEPS, usable_steps
 from bench.train.memory import ran_out
 from bench.train.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
 from bench.train.stop import StopRequest
@@ -51,7 +51,6 @@ def make_lanes(grid: Grid, *, solved: bool = False) -> Lanes:
     return Lanes(tasks, plans, torch.device(first.device), dtype)
 
 
-@or_afresh
 def train_block(
     grid: Grid,
     stop: StopRequest,
@@ -60,7 +59,6 @@ def train_block(
     plan: str | None = None,
     tuned_by: TunedBy | None = None,
     width: int | None = None,
-    resume: bool = True,
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
@@ -73,7 +71,6 @@ def train_block(
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters.
         width: the measured maximum of lanes, for the record: a repeated command makes the same blocks.
-        resume: whether to look for a checkpoint.
 
     Raises:
         RunBusy: another process is training this block, or just finished it.
@@ -88,7 +85,7 @@ def train_block(
     _refuse_if_taken(store, configs)
     lanes: Lanes | None = None
     writer: BlockWriter | None = None
-    recorder: LanesRecorder | None = None
+    saved = 0
     try:
         lanes = make_lanes(grid, solved=True)
         results = [
@@ -100,14 +97,14 @@ def train_block(
             result.engine = "lanes"
             if width is not None:
                 result.environment["width"] = width
-        checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True) if resume else None
-        resume = usable(checkpoint, len(results), put_aside=True)
-        before = store.find_all(result.run_id for result in results) if resume else {}
+        checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True)
+        saved = usable_steps(checkpoint, len(results), put_aside=True)
+        before = store.find_all(result.run_id for result in results) if saved else {}
         for result in results:
             if (block := before.get(result.run_id)) is not None:
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
-        writer = store.begin(results, resume=resume)
+        writer = store.begin(results, resume=saved)
         _refuse_if_taken(store, configs, writer)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)
@@ -115,7 +112,7 @@ def train_block(
         with quiet():
             trainer = make_trainer(first, [recorder])
             steps = StepRanges(module, due, first.task_spec.steps_per_call)
-            trainer.fit(module, steps, ckpt_path=writer.checkpoint if resume else None, weights_only=True)
+            trainer.fit(module, steps, ckpt_path=writer.checkpoint if saved else None, weights_only=True)
         if recorder.killed:
             why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"
             writer.leave([replace(result, status="killed", reason=why) for result in results])
@@ -128,19 +125,15 @@ def train_block(
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
     except Exception as error:
-        if resume and writer is not None and recorder is not None and recorder.restoring and is_misfit(error):
-            set_aside(writer.checkpoint, error)
-            writer.close()
-            raise DoesNotFit from None
         if writer is not None and ran_out(error) and len(configs) > 1:
             writer.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
         if isinstance(error, UserError) or ran_out(error):
             raise
         where = ""
         if writer is not None:
-            if trace := writer.keep_traceback(error):
-                where = f"; the traceback is in {trace}"
-            writer.leave([replace(result, status="failed", reason=first_line(error)) for result in writer.runs])
+            failed = [replace(result, status="failed", reason=first_line(error)) for result in writer.runs]
+            where = writer.leave(failed, error)
+            where += f"; delete {writer.folder} to begin anew" * bool(saved)
         raise RunBroke(f"{counted(len(configs), f'{first.opt} lane')} failed: {first_line(error)}{where}") from error
     finally:
         if writer is not None:
@@ -152,7 +145,7 @@ def train_block(
 
 def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    for run_id, blocks in store.find_copies(config.run_id for config in configs).items():
+    for run_id, blocks in store.contents(config.run_id for config in configs).blocks.items():
         others = [block for block in blocks if writer is None or block.folder != writer.folder]
         if any(block.busy or block.runs[run_id].finished for block in others):
             raise RunBusy("another process is training some of these runs, or has just finished them")
@@ -196,8 +189,6 @@ class LanesRecorder(Watcher):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: LanesModule) -> None:  # type: ignore[override]
         """Start the clocks."""
-        if self.lanes.steps_done:
-            self.block.truncate(self.lanes.steps_done)
         self._advance(0, [watch for watch in self.watches if not watch.running])
         self.begin()
         self._clocked = (0.0, 0.0)

@@ -11,7 +11,7 @@ from bench.errors import UserError, check_known
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.table import Board, Column, Table
-from bench.store.load import Damaged, read_bytes
+from bench.store.files import Damaged, read_bytes
 from bench.text import why_wrong
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"

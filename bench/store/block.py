@@ -6,31 +6,35 @@
     BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
 
 `runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
-then everything else is removed. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
-until `done` exists. Readers take no lock for longer than a look, and ignore what a killed process left beside `done`.
-A block of one run has the name of the run; the name of any other is a digest of its ids.
+then everything else is removed. Readers take no lock for longer than a look, and ignore what a killed process left
+beside `done`. A block of one run has the name of the run; the name of any other is a digest of its ids.
 """
 
+import errno
+import fcntl
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from bench.store.load import Damaged, is_there, parse_record, read_bytes
-from bench.store.lock import is_locked
-from bench.store.record import RunResult
+from bench.errors import RunBusy, UserError
+from bench.store.files import Damaged, is_there, read_bytes
+from bench.store.record import RunResult, parse_record
 from bench.store.reports import CHECKS, STUDIES
 from bench.store.tables import TABLES, Columns, parts_in, read_parquet, read_parts
 
 SOURCES = "sources"
 """The folder with the source code of classes passed to the Python API. Readers never import it."""
 PREFIX = "block-"
-DONE, REPLACED = "done", "replaced"
-RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
-_RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
+RUNS, DONE, LOCK, CHECKPOINT, TRACEBACK = "runs.jsonl", "done", "lock", "last.ckpt", "traceback.txt"
+TRIES, PAUSE_SECONDS = 20, 0.005
+"""Readers that look whether a block is locked hold a shared lock for an instant, so taking it is repeated. Ours."""
+
+_held: set[tuple[int, int] | None] = set()
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -40,9 +44,85 @@ def name_of(run_ids: Sequence[str]) -> str:
     return PREFIX + hashlib.sha256("\n".join(run_ids).encode()).hexdigest()[:16]
 
 
+class Lock:
+    """The lock of a block's folder, which is created if needed, until `release`; the kernel drops it with the process.
+
+    POSIX drops all locks of a process on a file as soon as the process closes any descriptor of that file, so a file
+    whose lock this process holds is never opened a second time. A child that was forked does not have the lock.
+
+    If it is taken, also by this process, it raises `busy`; UserError if the file system has no locks.
+    """
+
+    def __init__(self, folder: Path, busy: RunBusy) -> None:
+        self.path = folder / LOCK
+        for _ in range(TRIES):
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # a process that ends just now removes an empty folder
+                if (key := _inode(self.path)) is not None and key in _held:
+                    break
+                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                if _try_lock(self._handle, fcntl.LOCK_EX, self.path) and self.is_intact:
+                    self._inode = _inode(self.path)
+                    _held.add(self._inode)
+                    return
+                os.close(self._handle)  # taken, or of a file that was removed meanwhile
+            time.sleep(PAUSE_SECONDS)
+        raise busy
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the locked file still is the one in the folder."""
+        return self._handle >= 0 and _inode(self.path) == _inode(self._handle)
+
+    def release(self) -> None:
+        """Remove the file, drop the lock, and remove the folder if it is empty; does nothing the second time."""
+        if self._handle >= 0:
+            if self.is_intact:
+                self.path.unlink(missing_ok=True)
+            os.close(self._handle)
+            _held.discard(self._inode)
+            self._handle = -1
+            with suppress(OSError):
+                self.path.parent.rmdir()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains the block in this folder."""
+    path = folder / LOCK
+    if (key := _inode(path)) is None or key in _held:
+        return key is not None
+    with suppress(OSError, UserError):  # it was just removed, or belongs to another user
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return not _try_lock(handle, fcntl.LOCK_SH, path)
+        finally:
+            os.close(handle)
+    return False
+
+
+def _try_lock(handle: int, kind: int, path: Path) -> bool:
+    try:
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        os.close(handle)
+        why = f"cannot lock {path} ({error.strerror}); use a disk with locks, such as a local one"
+        raise UserError(why) from None
+    return True
+
+
+def _inode(file: Path | int) -> tuple[int, int] | None:
+    try:
+        state = os.stat(file, follow_symlinks=isinstance(file, int))  # noqa: PTH116 - also of a descriptor
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
+
+
 @dataclass(frozen=True)
 class Block:
-    """A block as found in a store.
+    """A block as read from a store.
 
     Attributes:
         folder: of the block.
@@ -67,10 +147,10 @@ class Block:
             if self.done:
                 return self._finished_tables(run_id)
             rows = read_parts(self.folder, len(self.runs))
-            if results_in(self.folder) is None:
-                return rows.tables(list(self.runs).index(run_id))
+            if not is_there(self.folder / DONE / RUNS):
+                return {table: columns.of(list(self.runs).index(run_id)) for table, columns in rows.items()}
         except (Damaged, FileNotFoundError) as error:  # a part may have just been removed
-            if isinstance(error, Damaged) and results_in(self.folder) in (None, self.at):
+            if isinstance(error, Damaged) and is_there(self.folder / DONE / RUNS) == self.done:
                 raise
         block = read_block(self.folder)
         return {} if block is None or run_id not in block.runs else block.tables(run_id)
@@ -85,71 +165,49 @@ class Block:
 
 def read_block(folder: Path) -> Block | None:
     """The content of a block's folder; None if there is nothing in it, `Damaged` if its records cannot be read."""
+    done = folder / DONE
+    busy = not is_there(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
     with suppress(FileNotFoundError):
-        return _block(folder, folder / DONE)
-    busy = is_locked(folder)  # before the rest: a process that has ended meanwhile has left its results
-    for at in (folder / DONE, folder / REPLACED, folder):
-        with suppress(FileNotFoundError):
-            return _block(folder, at, busy=busy and at == folder)
-    if os.path.lexists(folder / DONE):
-        raise Damaged(folder / DONE, f"it has no {RUNS}")
+        if is_there(done / RUNS):
+            state = (done / RUNS).stat()
+            version = state.st_ino, state.st_size, state.st_mtime_ns
+            return Block(folder, done, _finished_records(done / RUNS, folder.name, *version), busy=False)
+        if not os.path.lexists(done):
+            return Block(folder, folder, _unfinished(folder, busy=busy), busy)
+    if is_there(done / RUNS):
+        return read_block(folder)  # it has just finished
+    if os.path.lexists(done):
+        raise Damaged(done, f"it has no {RUNS}")
     return None
 
 
-def readable(folder: Path) -> Block | None:
-    """The content of a block's folder; None if it is not a block."""
-    try:
-        return read_block(folder)
-    except Damaged:
-        return None
+def _unfinished(folder: Path, *, busy: bool) -> dict[str, RunResult]:
+    runs = _records(folder / RUNS, folder.name)
+    steps = max((step for step, _ in parts_in(folder)), default=0)  # the record may be older
+    where = "" if is_there(folder / CHECKPOINT) else ", before its first checkpoint"
+    reason = f"its process ended without a message{where}"
+    for run in () if busy else [run for run in runs.values() if run.status == "running"]:
+        runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
+    return runs
 
 
-def results_in(folder: Path) -> Path | None:
-    """The folder with the results of a block; None if it has none."""
-    return next((folder / name for name in (DONE, REPLACED) if is_there(folder / name / RUNS)), None)
-
-
-def _block(folder: Path, at: Path, *, busy: bool = False) -> Block:
-    """The block with the records in `at`, its results or the block itself; FileNotFoundError without records."""
-    path = at / RUNS
-    lines = read_bytes(path).splitlines()
-    runs = {run.run_id: run for run in (parse_record(line, path) for line in lines)}
-    if not lines:
+def _records(path: Path, name: str, *version: int) -> dict[str, RunResult]:
+    """The records of the block of this name, by id; FileNotFoundError if there are none."""
+    runs = {run.run_id: run for run in (parse_record(line, path) for line in read_bytes(path).splitlines())}
+    if not runs:
         raise Damaged(path, "it is empty")
-    if name_of(list(runs)) != folder.name:
-        raise Damaged(path, f"its records do not belong to {folder.name}")
-    if wrong := [run for run in runs.values() if run.finished != (at != folder)]:
+    if name_of(list(runs)) != name:
+        raise Damaged(path, f"its records do not belong to {name}")
+    if wrong := [run for run in runs.values() if run.finished != (path.parent.name == DONE)]:
         raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
-    if at == folder and not busy:
-        where = "" if is_there(at / CHECKPOINT) else ", before its first checkpoint"
-        steps = max((step for step, _ in parts_in(folder)), default=0)  # the record may be older
-        reason = f"its process ended without a message{where}"
-        for run in [run for run in runs.values() if run.status == "running"]:
-            runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
-    return Block(folder, at, runs, busy)
+    return runs
 
 
-_ids = dict[Path, frozenset[str]]()
-"""The ids of the runs in blocks whose name is the digest of these ids, so they stay valid."""
+_finished_records = lru_cache(maxsize=10_000)(_records)
 
 
-def ids_in(folder: Path) -> frozenset[str]:
-    """The ids of the runs in a block."""
-    if not folder.name.startswith(PREFIX):
-        return frozenset([folder.name])
-    if folder not in _ids:
-        try:
-            ids = [run_id.decode() for run_id in _RUN_ID.findall(read_bytes((results_in(folder) or folder) / RUNS))]
-        except (Damaged, FileNotFoundError):
-            return frozenset()
-        if name_of(ids) != folder.name:
-            return frozenset(ids)
-        _ids[folder] = frozenset(ids)
-    return _ids[folder]
-
-
-def blocks_in(store: Path) -> Iterator[Block | Damaged]:
-    """All blocks of a store, sorted by name; for unreadable ones, what is wrong."""
+def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | Damaged]:
+    """The blocks of a store by name, or those that may have some of these runs; what is wrong with unreadable ones."""
     try:
         with os.scandir(store) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -159,10 +217,12 @@ def blocks_in(store: Path) -> Iterator[Block | Damaged]:
         yield Damaged(store, f"it cannot be read ({error.strerror})")
         return
     for name in names:
-        if name[0] != "." and name not in (STUDIES, CHECKS, SOURCES):
-            try:
-                block = read_block(store / name)
-            except Damaged as error:
-                block = error
-            if block is not None:
-                yield block
+        of_others = run_ids is not None and name not in run_ids and not name.startswith(PREFIX)
+        if of_others or name[0] == "." or name in (STUDIES, CHECKS, SOURCES):
+            continue
+        try:
+            block = read_block(store / name)
+        except Damaged as error:
+            block = error
+        if block is not None:
+            yield block

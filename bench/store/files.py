@@ -1,17 +1,31 @@
-"""Atomic writes, and disk errors."""
+"""Files of a store: atomic writes, disk errors, and a loader that checks types and imports nothing."""
 
 import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from bench.errors import MAKE_ROOM, RunFailed, UserError
-from bench.text import plain
+from bench.text import clean, located, plain, why_wrong
+
+T = TypeVar("T")
+
+
+class Damaged(Exception):
+    """The file or folder at `path` is invalid; `why` says it in words."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(clean(f"{path}: {why}"))  # one line: file names may contain anything
+        self.path, self.why = path, why
 
 
 @contextmanager
@@ -24,11 +38,6 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists, even as a broken link."""
-    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
 def sync(path: Path) -> None:
@@ -50,21 +59,9 @@ def write_json(path: Path, value: Any, **options: Any) -> None:
         json.dump(plain(value), file, allow_nan=False, **options)
 
 
-@contextmanager
-def disk_errors(store: Path, todo: str = "") -> Iterator[None]:
-    """Convert disk errors into one line for the user: RunFailed, or UserError if `todo` says what to do."""
-    try:
-        yield
-    except OSError as error:
-        what = f"cannot write to the store {store}: {os.strerror(error.errno) if error.errno else error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunFailed(what + MAKE_ROOM) from None
-        raise (UserError(f"{what}; {todo}") if todo else RunFailed(what)) from None
-
-
-def making(store: Path, todo: str = "choose another with --store DIR") -> AbstractContextManager[None]:
-    """`disk_errors` for the first write to a store."""
-    return disk_errors(store, todo)
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists, even as a broken link."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
 def remove(path: Path) -> None:
@@ -74,3 +71,52 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+@contextmanager
+def disk_errors(store: Path, advice: str = "") -> Iterator[None]:
+    """Convert disk errors into one line: RunFailed, or with advice UserError unless the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write to the store {store}: {os.strerror(error.errno) if error.errno else error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(what + MAKE_ROOM) from None
+        raise (UserError(f"{what}; {advice}") if advice else RunFailed(what)) from None
+
+
+def making(store: Path) -> Any:
+    """`disk_errors` for the first write to a store."""
+    return disk_errors(store, "choose another with --store DIR")
+
+
+def is_there(path: Path) -> bool:
+    """Whether it is a file of this store, and no link."""
+    with suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; FileNotFoundError if there is none, `Damaged` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise Damaged(path, f"it cannot be read ({error.strerror})") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)  # building it takes longer than reading a record
+
+
+def parse(text: bytes, kind: type[T], path: Path) -> T:
+    """JSON as a value of a type; `Damaged` if it is invalid."""
+    try:
+        return _adapter(kind).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, located(first, json.loads(text)) if first["loc"] else []))[:100]
+        raise Damaged(path, f"{where + ': ' if where else ''}{why_wrong(first['msg'])[:200]}") from None

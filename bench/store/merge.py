@@ -5,49 +5,38 @@ may be killed at any time; the same command continues. Nothing is written if not
 """
 
 import hashlib
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import RunBusy
+from bench.progress import doing
 from bench.store.block import Block, blocks_in, name_of
-from bench.store.files import making, write_json
-from bench.store.load import Damaged, read
+from bench.store.files import Damaged, disk_errors, write_json
 from bench.store.record import RunResult
-from bench.store.reports import KINDS, Record, reports_in
+from bench.store.reports import KINDS, Record, StudyRecord, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.writer import new_results, write_block
-from bench.text import counted
-
-_SECONDS = 5  # between progress lines
 
 
 @dataclass
 class Merged:
-    """Result of a merge.
-
-    Attributes:
-        copied, there, skipped: how many runs were copied, existed already, or were skipped.
-        records: how many records of studies and of `bench check` were copied, by folder.
-        damaged: unreadable parts of the sources.
-        notes: why runs were skipped.
-        differing: runs that the destination keeps, although a source has another result.
-    """
+    """Result of a merge: how many runs were copied, existed already, or were skipped."""
 
     copied: int = 0
     there: int = 0
     skipped: int = 0
+    # How many records of studies and of `bench check` were copied, by folder.
     records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))
-    damaged: list[Damaged] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)  # unreadable parts of the sources
+    notes: list[str] = field(default_factory=list)  # why runs were skipped
+    differing: list[str] = field(default_factory=list)  # runs that the destination keeps, with another result
 
 
-def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
+def merge(sources: Sequence[Path], into: Path) -> Merged:
     """Copy the content of stores, which are only read, into another one, whose finished runs stay.
 
     It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
@@ -55,36 +44,32 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     for source in sources:
         if not source.is_dir():
             raise no_store(source, "name an existing one")
-    present = {run.run_id: run for run in Store(into).runs() if run.finished}
-    merged, begun = Merged(), time.monotonic()
-    with making(into, "name another DEST"):
+    present, merged = {run.run_id: run for run in Store(into).runs() if run.finished}, Merged()
+    with disk_errors(into, "name another DEST"), doing("merging"):
         for source in dict.fromkeys(source.resolve() for source in sources):
-            blocks = list(blocks_in(source))
-            for n, block in enumerate(blocks):
-                if time.monotonic() - begun > _SECONDS:
-                    begun = time.monotonic()
-                    say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(merged.copied, 'run')} copied")
+            for part in [*blocks_in(source), *reports_in(source)]:
                 try:
-                    _merge_block(block, into, present, merged)
+                    if isinstance(part, Block):
+                        _merge_block(part, into, present, merged)
+                    elif isinstance(part, Damaged):
+                        merged.damaged.append(part)
+                    else:
+                        _merge_report(part, into, merged)
                 except Damaged as error:
                     merged.damaged.append(error)
-            for record in [record for kind in KINDS for record in reports_in(source, kind).values()]:
-                _merge_report(record, into, merged)
     return merged
 
 
-def _merge_block(block: Block | Damaged, into: Path, present: dict[str, RunResult], merged: Merged) -> None:
+def _merge_block(block: Block, into: Path, present: dict[str, RunResult], merged: Merged) -> None:
     """Copy the runs of a finished block that the destination lacks; `present` has its finished runs by id."""
-    if isinstance(block, Damaged):
-        raise block
     if not block.done:
         merged.notes.append(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
         merged.skipped += len(block.runs)
         return
     new = [run_id for run_id in block.runs if run_id not in present]
-    rest = block.runs.keys() - {*new}
-    merged.differing += sorted(run_id for run_id in rest if block.runs[run_id].outcome != present[run_id].outcome)
-    merged.there += len(rest)
+    kept = block.runs.keys() - {*new}
+    merged.differing += sorted(run_id for run_id in kept if block.runs[run_id].outcome != present[run_id].outcome)
+    merged.there += len(kept)
     if not new:
         return
     target = into / name_of(new)
@@ -102,18 +87,17 @@ def _merge_block(block: Block | Damaged, into: Path, present: dict[str, RunResul
         present |= {run_id: block.runs[run_id] for run_id in new}
 
 
-def _merge_report(record: Record | Damaged, into: Path, merged: Merged) -> None:
-    """Copy a record, if it outweighs the destination's; a different study of its name stays beside it."""
-    if isinstance(record, Damaged):
-        merged.damaged.append(record)
-        return
+def _merge_report(record: Record, into: Path, merged: Merged) -> None:
+    """Copy a record that the destination lacks, or has with fewer trials; another study of its name stays beside it."""
     path = record.path(into)
-    for target in (path, path.with_stem(f"{path.stem}-{hashlib.sha256(record.subject.encode()).hexdigest()[:8]}")):
-        stored = None
-        with suppress(FileNotFoundError, Damaged):
-            stored = read(target, type(record))
-        if stored is None or stored.subject == record.subject:
-            if stored is None or record.weight > stored.weight:
-                write_json(target, vars(record), indent=1)
-                merged.records[record.folder] += 1
+    with suppress(FileNotFoundError, Damaged):
+        stored = read_report(path, type(record))
+        if not isinstance(record, StudyRecord) or not isinstance(stored, StudyRecord):
             return
+        if stored.subject != record.subject:
+            path = path.with_stem(f"{path.stem}-{hashlib.sha256(record.subject.encode()).hexdigest()[:8]}")
+            stored = read_report(path, StudyRecord)
+        if record.weight <= stored.weight:
+            return
+    write_json(path, vars(record), indent=1)
+    merged.records[record.folder] += 1

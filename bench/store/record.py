@@ -4,11 +4,14 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
+from bench.config.run_config import id_of
+from bench.store.files import Damaged, parse
 from bench.text import is_number
 from optimizers.plugins import bare
 
@@ -150,15 +153,18 @@ class RunResult:
         )
 
     @property
+    def processor(self) -> str:
+        """The name of the GPU, else of the CPU."""
+        return str(self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine")
+
+    @property
     def machine(self) -> str:
         """The type of machine and the engine, as far as they affect timings."""
-        env, trainer = self.environment, self.config.get("trainer", {})
-        threads = env.get("threads")
-        where = env.get("gpu") or (
-            f"{env.get('cpu') or 'unknown machine'}, {threads or 'unknown'} thread{'s' * (threads != 1)}"
-        )
+        threads = self.environment.get("threads")
+        on_cpu = "" if self.environment.get("gpu") else f", {threads or 'unknown'} thread{'s' * (threads != 1)}"
+        trainer = self.config.get("trainer", {})
         devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
-        return f"{where}, {self.engine}" + f", {devices} devices" * (devices > 1)
+        return f"{self.processor}{on_cpu}, {self.engine}" + f", {devices} devices" * (devices > 1)
 
     @property
     def finished(self) -> bool:
@@ -193,17 +199,26 @@ class RunResult:
         return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
 
+def parse_record(text: bytes, path: Path) -> RunResult:
+    """A line as the record of a run; `Damaged` if it is invalid, or its id is not the hash of its identity."""
+    run = parse(text, RunResult, path)
+    if not all({"step", "train_s"} <= row.keys() for row in run.validations):
+        raise Damaged(path, f"{run.run_id}: an evaluation lacks its step or seconds")
+    if run.identity and id_of(run.config["task"], run.config["opt"], run.identity) != run.run_id:
+        raise Damaged(path, f"{run.run_id}: run_id is not the hash of its identity")
+    return run
+
+
 def made_on(runs: Sequence[RunResult]) -> str:
     """Processors, threads, versions and days of runs, in words."""
     machines: dict[str, set[str]] = {}
     for run in runs:
-        name = str(run.environment.get("gpu") or run.environment.get("cpu") or "an unknown machine")
         threads = f"{n} thread{'s' * (n != 1)}" if (n := run.environment.get("threads")) else "unknown threads"
-        machines.setdefault(threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", name))
+        machines.setdefault(threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", run.processor))
     places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
-    versions = {
-        name: sorted({str(run.versions.get(name, "unknown")) for run in runs}) for name in ("torch", "lightning")
-    }
-    days = sorted({min(days), max(days)}) if (days := [run.begun[:10] for run in runs]) else []
-    packages = [f"{name} {' or '.join(several)}" for name, several in versions.items()]
-    return ", ".join(["; ".join(places), *packages, " to ".join(days)])
+    packages = [
+        f"{name} {' or '.join(sorted({str(run.versions.get(name, 'unknown')) for run in runs}))}"
+        for name in ("torch", "lightning")
+    ]
+    days = [run.begun[:10] for run in runs]
+    return ", ".join(["; ".join(places), *packages, " to ".join(sorted({min(days), max(days)}))])

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
@@ -11,9 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from bench.store.files import disk_errors, write_json
-from bench.store.load import Damaged
-from bench.store.load import read as read_report
+from bench.store.files import Damaged, disk_errors, parse, read_bytes, write_json
 from bench.store.record import Count, Json, Mode, Name, Number, RunId, Seconds
 from bench.text import is_number
 from optimizers.groups import REST
@@ -126,8 +125,7 @@ class CheckVerdict(TypedDict):
     meaning: str
     advice: str
     severity: NotRequired[Literal["results", "set-up", "speed", "hygiene"] | None]
-    tolerance: NotRequired[float | None]
-    """Older records have it; now messages do."""
+    tolerance: NotRequired[float | None]  # of older records; now messages have it
 
 
 @dataclass(frozen=True)
@@ -150,29 +148,13 @@ class CheckRecord:
     @property
     def rest(self) -> str | None:
         """The optimizer for the rest, if it was checked with one: then the report is not on the method alone."""
-        named = self.options.get(REST)
-        return None if named is None else str(named)
-
-    @property
-    def failed(self) -> list[str]:
-        """Names of the checks that failed, or in which the optimizer raised."""
-        return [verdict["check"] for verdict in self.verdicts if verdict["verdict"] in ("fail", "error")]
+        return None if self.options.get(REST) is None else str(self.options[REST])
 
     @property
     def serious(self) -> list[str]:
         """The failed checks whose failure changes results or blocks a set-up; in older records, all failed ones."""
-        severities = {verdict["check"]: verdict.get("severity", "results") for verdict in self.verdicts}
-        return [check for check in self.failed if severities[check] in ("results", "set-up")]
-
-    @property
-    def subject(self) -> str:
-        """Identifies the version of the optimizer."""
-        return json.dumps([self.name, self.version, self.package, self.rest])
-
-    @property
-    def weight(self) -> tuple[int, str]:
-        """Of two reports, the one with the larger weight is used: with more serious failures, then more failures."""
-        return len(self.serious), f"{len(self.failed):09}"
+        failed = [verdict for verdict in self.verdicts if verdict["verdict"] in ("fail", "error")]
+        return [v["check"] for v in failed if v.get("severity", "results") in ("results", "set-up")]
 
     def path(self, store: Path) -> Path:
         """Its place in a store."""
@@ -187,25 +169,31 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None, 
 
 
 Record = StudyRecord | CheckRecord
-Report = TypeVar("Report", bound=StudyRecord | CheckRecord)
+Report = TypeVar("Report", bound=Record)
 KINDS = (StudyRecord, CheckRecord)
 
 
-def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
-    """All records of one kind in a store; for unreadable ones, or their folder, what is wrong."""
-    records: dict[Path, Report | Damaged] = {}
-    folder = store / kind.folder
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names are enough
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        return {folder: Damaged(folder, f"it cannot be read ({error.strerror})")}
-    for path in (folder / name for name in names):
+def read_report(path: Path, kind: type[Report]) -> Report:
+    """A record; FileNotFoundError if there is none, `Damaged` if it is invalid."""
+    return parse(read_bytes(path), kind, path)
+
+
+def reports_in(store: Path) -> list[Record | Damaged]:
+    """All records in a store; for unreadable ones, or their folder, what is wrong."""
+    records = list[Record | Damaged]()
+    for kind in KINDS:
+        folder = store / kind.folder
         try:
-            records[path] = read_report(path, kind)
-        except Damaged as error:
-            records[path] = error
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names only
         except FileNotFoundError:
-            continue  # it has just been removed, or is a link
+            continue
+        except OSError as error:
+            records.append(Damaged(folder, f"it cannot be read ({error.strerror})"))
+            continue
+        for name in names:
+            with suppress(FileNotFoundError):  # it has just been removed, or is a link
+                try:
+                    records.append(read_report(folder / name, kind))
+                except Damaged as error:
+                    records.append(error)
     return records

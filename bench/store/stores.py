@@ -9,10 +9,10 @@ from bench.config.values import is_no_folder
 from bench.errors import UserError
 from bench.near import nearest
 from bench.store.block import Block
-from bench.store.load import Damaged
+from bench.store.files import Damaged
 from bench.store.record import RunResult
-from bench.store.reports import KINDS, CheckRecord, Record, StudyRecord, reports_in
-from bench.store.store import Contents, Store, tables_of
+from bench.store.reports import CheckRecord, Record, StudyRecord, reports_in
+from bench.store.store import Contents, Store, order, tables_of
 from bench.store.tables import Columns
 from bench.text import plain
 from optimizers.plugins import bare
@@ -25,8 +25,7 @@ HOW_TO_FILL = (
 class Stores:
     """Runs and studies of one or more stores; duplicates count once.
 
-    Of two records of one run, a finished one is preferred, then one with its whole curve, then the one whose text
-    sorts first, so that the order of the stores has no effect.
+    Among several records of a run, `bench.store.store.order` decides, then their text: not the order of the stores.
 
     Args:
         folders: of the stores.
@@ -46,17 +45,14 @@ class Stores:
 
     @cached_property
     def _contents(self) -> list[Contents]:
-        return [store.contents() for store in self.own]
-
-    @cached_property
-    def _reference(self) -> Contents:
-        return Contents() if self.reference is None else self.reference.contents()
+        """Of each store, and of the reference at the end."""
+        return [*(store.contents() for store in self.own), self.reference.contents() if self.reference else Contents()]
 
     @cached_property
     def _copies(self) -> dict[str, list[Block]]:
         """By run id, the blocks that contain a run, without those of the reference."""
         copies: dict[str, list[Block]] = {}
-        for contents in self._contents:
+        for contents in self._contents[:-1]:
             for run_id, blocks in contents.blocks.items():
                 copies[run_id] = copies.get(run_id, []) + blocks
         return copies
@@ -64,30 +60,27 @@ class Stores:
     @cached_property
     def shipped(self) -> frozenset[str]:
         """The ids of the runs that are read from the reference."""
-        return frozenset(self._reference.blocks.keys() - self._copies.keys())
+        return frozenset(self._contents[-1].blocks.keys() - self._copies.keys())
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
-        conflicts = []
+        outcomes: dict[str, set[str]] = {}
         for run_id, blocks in self._copies.items():
-            outcomes = [block.runs[run_id].outcome for block in blocks if block.runs[run_id].finished]
-            if any(outcome != outcomes[0] for outcome in outcomes):
-                conflicts.append(run_id)
-        return sorted(conflicts)
+            finished = (block.runs[run_id] for block in blocks if block.done)
+            outcomes[run_id] = {json.dumps(run.outcome, sort_keys=True) for run in finished}
+        return sorted(run_id for run_id, different in outcomes.items() if len(different) > 1)
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """By run id, the block from which the run is read."""
 
-        def order(block: Block, run_id: str) -> tuple[bool, bool, str]:
-            run = block.runs[run_id]
-            return not run.finished, run.thinned, json.dumps(plain(vars(run)), sort_keys=True)
+        def key(block: Block, run_id: str) -> tuple[object, ...]:
+            return *order(block, run_id), json.dumps(plain(vars(block.runs[run_id])), sort_keys=True)
 
-        copies = self._copies | {run_id: self._reference.blocks[run_id][:1] for run_id in self.shipped}
-        single = len(self.own) == 1  # its order of preference is that of `Store`
+        copies = self._copies | {run_id: self._contents[-1].blocks[run_id][:1] for run_id in self.shipped}
         return {
-            run_id: blocks[0] if single or len(blocks) == 1 else min(blocks, key=lambda block: order(block, run_id))
+            run_id: min(blocks, key=lambda block: key(block, run_id)) if len(blocks) > 1 else blocks[0]
             for run_id, blocks in sorted(copies.items())
         }
 
@@ -105,8 +98,7 @@ class Stores:
             for name in names or ():
                 if bare(name) not in known:
                     near = nearest(name, known)
-                    hint = f"there are runs of {', '.join(known)}" if known else "there are no runs in it"
-                    hint = f"did you mean {near!r}?" if near else hint
+                    hint = f"did you mean {near!r}?" if near else f"there are runs of {', '.join(known) or 'none'}"
                     raise UserError(f"no runs of the {kind} {name!r} in {self.shown}; {hint}")
 
     def tables(self, run_id: str) -> dict[str, Columns]:
@@ -131,13 +123,13 @@ class Stores:
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Unreadable files, with the reason."""
-        parts = [part for contents in (*self._contents, self._reference) for part in contents.damaged]
+        parts = [part for contents in self._contents for part in contents.damaged]
         return parts + [report for report in self._reports if isinstance(report, Damaged)]
 
     @cached_property
     def _reports(self) -> list[Record | Damaged]:
         stores = [*self.own, *([self.reference] if self.reference else [])]
-        return [report for kind in KINDS for store in stores for report in reports_in(store.folder, kind).values()]
+        return [report for store in stores for report in reports_in(store.folder)]
 
 
 def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:

@@ -10,14 +10,12 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import RunFailed
-from bench.store.files import replacing
-from bench.store.load import Damaged, is_there
+from bench.store.files import Damaged, is_there, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 TABLES = ("measurements", "curve")  # a column in both is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
-
 ROW_GROUP = 10_000
 """Rows of a row group: queries skip those of other runs."""
 _PART = re.compile(r"part-([0-9]{12})\.npz")
@@ -35,56 +32,38 @@ Columns = dict[str, "NDArray[np.float64]"]
 """A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
 
 
-@dataclass
-class Rows:
-    """Rows of a block of L runs in training.
+class Rows(NamedTuple):
+    """Rows of a table of L runs in training: M names, K ascending steps, and values of shape (K, L, M)."""
 
-    Attributes:
-        curve: of steps 1 to S, shape (S, L, 4), in the order of `CURVE_FIELDS`.
-        names: of the M measurements; empty before the first.
-        steps, values: of the measurements, shapes (K,) and (K, L, M).
-    """
-
-    curve: "NDArray[np.float64]"
     names: tuple[str, ...]
     steps: "NDArray[np.float64]"
     values: "NDArray[np.float64]"
 
-    @classmethod
-    def joined(cls, parts: Sequence["Rows"], runs: int) -> "Rows":
-        """Consecutive rows as one; RunFailed if their measurements have different names."""
+    def of(self, place: int, last: float = math.inf) -> Columns:
+        """The table of the run with this index, up to step `last`."""
         import numpy as np
 
-        measured = [rows for rows in parts if rows.names]
-        names = measured[0].names if measured else ()
-        if other := next((rows.names for rows in measured if rows.names != names), None):
+        values = self.values[self.steps <= last, place].T
+        values = np.where(np.isfinite(values), values, np.nan)
+        return {"step": self.steps[self.steps <= last], **dict(zip(self.names, values, strict=True))}
+
+
+def joined(parts: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
+    """The rows of consecutive parts, by table; RunFailed if a table has different names."""
+    import numpy as np
+
+    tables = dict[str, Rows]()
+    for table in TABLES:
+        rows = [part[table] for part in parts if table in part]
+        if other := next((piece.names for piece in rows if piece.names != rows[0].names), None):
             raise RunFailed(
-                f"the measurements of the run began with {', '.join(names)}, and the task now gives {', '.join(other)};"
-                " train again with --rerun"
+                f"the measurements of the run began with {', '.join(rows[0].names)}, and the task now gives"
+                f" {', '.join(other)}; train again with --rerun"
             )
-        return cls(
-            np.concatenate([np.empty((0, runs, len(CURVE_FIELDS) - 1)), *(rows.curve for rows in parts)]),
-            names,
-            np.concatenate([np.empty(0), *(rows.steps for rows in measured)]),
-            np.concatenate([np.empty((0, runs, len(names))), *(rows.values for rows in measured)]),
-        )
-
-    def tables(self, place: int, last: float = math.inf) -> dict[str, Columns]:
-        """The tables of the run with this index, up to step `last`; without those of which no run has rows."""
-        import numpy as np
-
-        steps = np.arange(1.0, len(self.curve) + 1)
-        tables = dict[str, Columns]()
-        for table, names, at, values in (
-            ("measurements", self.names, self.steps, self.values),
-            ("curve", CURVE_FIELDS[1:], steps, self.curve),
-        ):
-            if names and len(at):
-                rows = values[at <= last, place].T
-                tables[table] = {"step": at[at <= last]} | {
-                    name: np.where(np.isfinite(row), row, np.nan) for name, row in zip(names, rows, strict=True)
-                }
-        return tables
+        if rows:
+            steps, values = (np.concatenate([piece[i] for piece in rows]) for i in (1, 2))
+            tables[table] = Rows(rows[0].names, steps, values)
+    return tables
 
 
 def parts_in(folder: Path) -> list[tuple[int, Path]]:
@@ -95,73 +74,81 @@ def parts_in(folder: Path) -> list[tuple[int, Path]]:
     return []
 
 
-def write_part(folder: Path, step: int, rows: Rows) -> None:
+def write_part(folder: Path, step: int, tables: Mapping[str, Rows]) -> None:
     """Write the rows up to this step as a part, flushed to disk."""
     import numpy as np
 
-    values = {"curve": rows.curve, "names": np.array(rows.names, str), "steps": rows.steps, "values": rows.values}
+    curve = tables["curve"].values
+    names, steps, values = tables.get("measurements", ((), np.empty(0), np.empty((0, curve.shape[1], 0))))
     with replacing(folder / f"part-{step:012}.npz") as temporary, temporary.open("wb") as file:
-        np.savez(file, **values)
+        np.savez(file, curve=curve, names=np.array(names, str), steps=steps, values=values)
 
 
-def read_parts(folder: Path, runs: int, until: float = math.inf) -> Rows:
+def read_parts(folder: Path, runs: int, until: float = math.inf) -> dict[str, Rows]:
     """The rows of a block of so many runs in training, from the parts up to this step; `Damaged` if steps are missing.
 
     A part that has just been removed is a FileNotFoundError.
     """
     import numpy as np
 
-    parts, last = list[Rows](), 0
+    parts, last = list[dict[str, Rows]](), 0
     for step, path in parts_in(folder):
         if step > until:
             break
         try:
             with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-                rows = Rows(file["curve"], tuple(map(str, file["names"])), file["steps"], file["values"])
+                curve, measured = file["curve"], Rows(tuple(map(str, file["names"])), file["steps"], file["values"])
         except FileNotFoundError:
             raise
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise Damaged(path, f"it cannot be read ({str(error).partition(chr(10))[0][:200]})") from None
-        if rows.curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
-            raise Damaged(path, f"its curve has the shape {rows.curve.shape}, and the part before ends at step {last}")
-        parts.append(rows)
+        if curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
+            raise Damaged(path, f"its curve has the shape {curve.shape}, and the part before ends at step {last}")
+        parts += [curve_rows(last, curve), {"measurements": measured} if measured.names else {}]
         last = step
-    return Rows.joined(parts, runs)
+    return joined(parts)
+
+
+def curve_rows(before: int, values: "NDArray[np.float64]") -> dict[str, Rows]:
+    """The curves of the steps after `before`, from values of shape (steps, runs, 4)."""
+    import numpy as np
+
+    return {"curve": Rows(CURVE_FIELDS[1:], np.arange(before + 1.0, before + len(values) + 1), values)}
+
+
+def as_arrow(run_id: str, columns: Mapping[str, Any]) -> "pa.Table":
+    """A run's table as an Arrow table, with nulls for values that are not finite."""
+    import numpy as np
+    import pyarrow as pa
+
+    values = {name: np.asarray(column, np.float64) for name, column in columns.items() if name != "step"}
+    nullable = {name: pa.array(column, mask=~np.isfinite(column)) for name, column in values.items()}
+    steps = np.asarray(columns["step"]).astype(np.int64)
+    return pa.table({"run_id": pa.repeat(run_id, len(steps)), "step": steps, **nullable})
 
 
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the tables of runs as one Parquet file of a block; write nothing if there are no columns.
+    """Write the tables of runs, by id, as one Parquet file of a block; nothing if they have no columns but `step`.
 
-    The tables have columns by run id and name: `step` and any others. Missing ones are filled with nulls.
+    Columns that only some of them have are filled with nulls.
     """
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = list(dict.fromkeys(name for table in tables.values() for name in table if name != "step"))
-    if not names:
+    rows = [as_arrow(run_id, tables[run_id]) for run_id in sorted(tables)]
+    if not any(table.num_columns > 2 for table in rows):
         return
-    ids = sorted(tables)
-    counts = [len(tables[run_id]["step"]) for run_id in ids]
-    types = [pa.dictionary(pa.int32(), pa.string()), pa.int64(), *[pa.float64()] * len(names)]
-    schema = pa.schema(zip(("run_id", "step", *names), types, strict=True))
-    places = np.repeat(np.arange(len(ids), dtype=np.int32), counts)
-    columns: list[Any] = [pa.DictionaryArray.from_arrays(places, ids)]
-    for name in ("step", *names):
-        parts = [tables[i].get(name, np.full(count, np.nan)) for i, count in zip(ids, counts, strict=True)]
-        values = np.concatenate(parts, dtype=np.float64)
-        columns.append(pa.array(values, schema.field(name).type, mask=~np.isfinite(values)))
     options: dict[str, Any] = {"row_group_size": ROW_GROUP, "compression": "zstd", "use_dictionary": ["run_id"]}
     options |= {"write_statistics": ["run_id", "step"], "write_page_checksum": True}
     with replacing(path) as temporary:
-        pq.write_table(pa.table(columns, schema=schema), temporary, **options)
+        pq.write_table(pa.concat_tables(rows, promote_options="default"), temporary, **options)
 
 
 def read_parquet(path: Path, run_id: str) -> Columns:
     """A run's rows of a finished table; empty if there is none. `Damaged` if it cannot be read."""
-    state = is_there(path)
-    if state is None:
+    if not is_there(path):
         return {}
+    state = path.stat()
     columns, places = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
     return {name: values[places.get(run_id, slice(0))].copy() for name, values in columns.items()}
 
@@ -179,28 +166,14 @@ def _read(path: Path, version: tuple[int, ...]) -> tuple[Columns, dict[str, slic
         names = table.column_names
         if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
             raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
-        ids = table["run_id"].unify_dictionaries().combine_chunks()
+        ids = table["run_id"].dictionary_encode().unify_dictionaries().combine_chunks()
         columns = {name: table[name].to_numpy().astype(np.float64) for name in names[1:]}
-        codes, known = ids.indices.to_numpy(), ids.dictionary.to_pylist()
+        codes, run_ids = ids.indices.to_numpy(), ids.dictionary.to_pylist()
     except (OSError, ValueError, TypeError, AttributeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
     for values in columns.values():
         values[~np.isfinite(values)] = np.nan
     starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
-    ends = [*starts[1:], len(codes)]
-    return columns, {known[codes[start]]: slice(start, end) for start, end in zip(starts, ends, strict=False)}
-
-
-def can_be_columns(names: Sequence[str]) -> bool:
-    """Whether names differ from each other and from reserved ones (also DuckDB's), ignoring case."""
-    return len({name.casefold() for name in (*names, "step", "run_id", "filename")}) == len(names) + 3
-
-
-def as_arrow(columns: Columns, **same: str | int) -> "pa.Table":
-    """Columns as an Arrow table with nulls for NaN, after columns with one value each (`same`)."""
-    import numpy as np
-    import pyarrow as pa
-
-    first = {name: pa.repeat(value, len(columns["step"])) for name, value in same.items()}
-    rest = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
-    return pa.table({**first, **rest, "step": columns["step"].astype(np.int64)})
+    return columns, {
+        run_ids[codes[start]]: slice(start, end) for start, end in zip(starts, [*starts[1:], len(codes)], strict=False)
+    }

@@ -38,17 +38,14 @@ class Watcher(pl.Callback):
         self.writer, self.stop, self.checkpoint_seconds = writer, stop, checkpoint_seconds
         self._checkpointed = time.monotonic()
         self._aside = 0.0
-        self.restoring = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Note that all ranks are connected, and that Lightning will now restore a checkpoint, if any."""
-        self.stop.connected()
-        self.restoring = True
+        """Handle signals as usual again: all ranks are connected."""
+        self.stop.take_over()
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:
         """Start the clocks; a resumed run has already used some time."""
         self.stop.take_over()
-        self.restoring = False
         self._start = time.monotonic() - wall_s
         self._aside = wall_s - train_s
 
@@ -127,8 +124,6 @@ class Recorder(Watcher):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clocks."""
-        if self.writer is not None and self.result.steps:
-            self.writer.truncate(self.result.steps)
         self.begin(self.result.wall_s, self.result.train_s)
         self.progress.start(self.result.steps)
 

@@ -29,26 +29,14 @@ def free_memory(device: str) -> int:
 
 def _left_by_groups() -> Iterator[int]:
     """Bytes that each control group of this process leaves to it; its file cache counts as free."""
-    try:
-        lines = _GROUP_OF_PROCESS.read_text().splitlines()
-    except OSError:
-        return
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if not controllers:  # version 2
-            root, limit, used, cached = _GROUPS, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cached = "total_inactive_file"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # `max` without a limit; a container does not see all groups
-                taken = int((folder / used).read_text())
-                facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield int((folder / limit).read_text()) - taken + int(facts.get(cached, 0))
-            if folder == root:
-                break
+    with suppress(OSError, StopIteration):
+        line = next(line for line in _GROUP_OF_PROCESS.read_text().splitlines() if line.startswith("0::"))
+        group = _GROUPS / line.removeprefix("0::").lstrip("/")
+        for folder in [group, *group.parents][: len(group.parts) - len(_GROUPS.parts) + 1]:
+            with suppress(OSError, ValueError, KeyError):  # `max` without a limit; a container does not see all groups
+                cached = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
+                used = int((folder / "memory.current").read_text()) - int(cached)
+                yield int((folder / "memory.max").read_text()) - used
 
 
 def usable_memory(device: str) -> int:
@@ -97,7 +85,10 @@ def ran_out(error: BaseException) -> bool:
 
 
 def give_back() -> None:
-    """Return memory that was freed and kept (`keep_freed_memory`) to the system."""
+    """Return memory that was freed and kept to the system: by torch on a GPU, or see `keep_freed_memory`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

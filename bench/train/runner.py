@@ -5,29 +5,25 @@ import logging
 import os
 import platform
 import resource
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
 from bench.config.checks import check, task_errors
 from bench.config.run_config import RunConfig, on_device
 from bench.config.settings import described
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line, was_interrupted
+from bench.errors import RunBroke, RunBusy, UserError, first_line, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
 from bench.progress import Progress, doing
@@ -35,7 +31,7 @@ from bench.store.record import RunResult, now
 from bench.store.store import Store
 from bench.store.writer import BlockWriter
 from bench.train.callbacks import Recorder
-from bench.train.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
+from bench.train.checkpoints import usable_steps
 from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan, val_every
@@ -48,34 +44,26 @@ from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
 from tasks.core.training_step import TrainingPlan
 
+WAITING = (
+    "bench: waiting for all {} machines; start the same command on each, with NODE_RANK (0 on the first), MASTER_ADDR"
+    " (the address of the first) and MASTER_PORT (a free port there)"
+)
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-@or_afresh
 def run(
     config: RunConfig,
     *,
-    rerun: bool = False,
-    progress: bool | Callable[[int, str], Progress] = True,
-    stop: StopRequest | None = None,
-    tuned_by: TunedBy | None = None,
-    plan: str | None = None,
-    resume: bool = True,
+    rerun: bool = False,  # train again even if the result is stored or the run could be resumed
+    progress: bool | Callable[[int, str], Progress] = True,  # a bar, or a display for so many steps and a label
+    stop: StopRequest | None = None,  # lets the caller ask the run to stop; it handles signals as well
+    tuned_by: TunedBy | None = None,  # the study that found its hyperparameters
+    plan: str | None = None,  # the command that requested the run (`RunResult.plan`)
 ) -> RunResult:
     """Train as configured and store the result; or return the stored result.
 
     An interrupted run continues where it stopped. With several devices Lightning starts the other ranks with the same
     command; they call this function too and write nothing.
-
-    Args:
-        config: from `bench.config.run_config.resolve`.
-        rerun: train again even if the result is stored or the run could be resumed.
-        progress: whether to show a progress bar on standard error; or a function that creates another display, from the
-            total of steps and a label.
-        stop: lets the caller ask the run to stop; it handles signals as well.
-        tuned_by: the study that found its hyperparameters, for the record.
-        plan: the command that requested the run (`RunResult.plan`).
-        resume: whether to look for a checkpoint.
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
@@ -87,8 +75,8 @@ def run(
     store = Store(config.store)
     main = is_main_process()
     stored = store.get(config.run_id)
-    if not rerun and (finished := store.result_of(config)) is not None:
-        return finished
+    if not rerun and stored is not None and stored.finished:
+        return stored
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is in training by another process")
     check(config)
@@ -96,25 +84,26 @@ def run(
     result = new_result(config, task, training, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
     # All ranks find the same checkpoint: the previous process's, which stays until the run has ended.
-    checkpoint = store.last_checkpoint([config.run_id]) if resume and not rerun else None
-    resume = usable(checkpoint, put_aside=main)
-    if resume and stored is not None:
+    checkpoint = store.last_checkpoint([config.run_id]) if not rerun else None
+    saved = usable_steps(checkpoint, put_aside=main)
+    if saved and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
-    writer = store.begin([result], resume=resume, again=rerun) if main else None
+    writer = store.begin([result], resume=saved, again=rerun) if main else None
     checkpoint = writer.checkpoint if writer is not None else checkpoint
     stop = stop or StopRequest()
-    awaited: AwaitedMachines | None = None
-    recorder: Recorder | None = None
     try:
         label = f"{bare(config.task)} {bare(config.opt)}"
-        epoch = task.data.sizes["train"] // training.batch_size
-        epoch = epoch if epoch > 1 else None
-        bar = progress(training.total_steps, label) if callable(progress) else None
+        if callable(progress):
+            bar = progress(training.total_steps, label)
+        else:
+            epoch = task.data.sizes["train"] // training.batch_size
+            epoch = epoch if epoch > 1 else None
+            bar = Progress(training.total_steps, label, epoch=epoch, enabled=progress and main)
         recorder = Recorder(
             result,
             writer,
             stop,
-            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main),
+            bar,
             task=task,
             val_every=val_every(config, task),
             max_seconds=config.trainer.max_seconds,
@@ -126,12 +115,11 @@ def run(
         with quiet(), stop.listening(), rendezvous_of_its_own(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
-            awaited = awaited_machines(trainer)
-            if awaited is not None:
-                print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
             if config.trainer.num_nodes > 1:
-                stop.end_at_once(lambda: trainer.strategy.launcher and trainer.strategy.launcher.kill(signal.SIGTERM))
-            trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
+                if main and isinstance(getattr(trainer.strategy, "cluster_environment", None), LightningEnvironment):
+                    print(WAITING.format(config.trainer.num_nodes), file=sys.stderr, flush=True)
+                stop.leave_to_system()
+            trainer.fit(task, steps, ckpt_path=checkpoint if saved else None, weights_only=True)
         result.memory = peak_memory()
         if writer is not None:
             (writer.leave if result.status == "killed" else writer.end)([result])
@@ -140,21 +128,12 @@ def run(
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and (stop.signal is not None or was_interrupted(error)):
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        alone = config.trainer.ranks == 1  # else other ranks would wait for this process
-        restoring = resume and alone and recorder is not None and recorder.restoring
-        if restoring and writer is not None and is_misfit(error):
-            set_aside(writer.checkpoint, error)
-            writer.close()
-            _finalize(loggers, "failed")
-            raise DoesNotFit from None
-        trace = _record_failure(result, writer, error)
+        where = _record_failure(result, writer, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
-        if awaited is not None and isinstance(error, DistStoreError | DistNetworkError):
-            raise RunFailed(awaited.missed) from None
-        where = f"; the traceback is in {trace}" if trace is not None else ""
-        raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}") from error
+        anew = "; it had continued from a checkpoint, and --rerun begins anew" * bool(saved)
+        raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}{anew}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # too late for this run, but callers with further runs must stop
@@ -162,14 +141,9 @@ def run(
 
 
 def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, TrainingPlan]:
-    """The task, with weights initialised from the seed, and its training plan.
+    """The task, with weights initialised from the seed, and its training plan; with `data` if they are loaded already.
 
-    Args:
-        config: of the run.
-        data: the task's data, if already loaded.
-
-    Raises:
-        UserError: an option's value is illegal, or data are missing.
+    UserError if an option's value is illegal, or data are missing.
     """
     spec = config.task_spec
     options, seed = dict(config.task_options), derive_seed(config.seed, "init")
@@ -216,7 +190,7 @@ def new_result(
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
         **described(config),
-        versions=versions(config),
+        versions={"suite": __version__, **config.spec_versions, **_library_versions()},
         split=task.data.report,
         select_split=task.data.select,
         part="; ".join(filter(None, (task.part, task.data.part))) or None,
@@ -285,55 +259,20 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
     A group of several ranks stays until the process ends, since others may still use its store.
     """
     initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-    before = {name: os.environ.get(name) for name in _RENDEZVOUS}
+    before = {name: os.environ[name] for name in _RENDEZVOUS if name in os.environ}
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in _RENDEZVOUS:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         if config.trainer.ranks == 1 and not initialized and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 
-@dataclass(frozen=True)
-class AwaitedMachines:
-    """Machines that a run waits for: the message, and the error if they do not connect."""
-
-    said: str
-    missed: str
-
-
-def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
-    """The machines that a run started by hand waits for; None if a scheduler starts all of them."""
-    strategy: Any = trainer.strategy
-    environment = getattr(strategy, "cluster_environment", None)
-    if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:
-        return None
-    here, count, minutes = environment.node_rank(), trainer.num_nodes, strategy._timeout.total_seconds() / 60
-    others = f"the other {count - 1} machines" if count > 2 else "the other machine"
-    how = (
-        f"the same command on each of the {count}, with NODE_RANK=0 to {count - 1},"
-        " MASTER_ADDR=(the address of machine 0) and MASTER_PORT=(a free port there, the same for all)"
-    )
-    unset = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set" if unset else ""
-    return AwaitedMachines(
-        f"machine {here} of {count} waits up to {minutes:.3g} minutes for {others}; start {how}{lack}",
-        f"--trainer.num_nodes {count}: {others} did not connect within {minutes:.3g} minutes; start {how}{lack}",
-    )
-
-
-def versions(config: RunConfig) -> dict[str, Any]:
-    """Versions of suite, specs, plug-ins, Python and libraries."""
-    return {"suite": __version__, **config.spec_versions, "python": platform.python_version(), **_library_versions()}
-
-
 @cache
 def _library_versions() -> dict[str, str]:
-    return {name: version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def environment(config: RunConfig) -> dict[str, Any]:
@@ -356,16 +295,13 @@ def peak_memory() -> dict[str, int]:
     return peak
 
 
-def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> Path | None:
-    """Store the run's progress and why it failed; return the path of the traceback, if any."""
+def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> str:
+    """Store the run's progress and why it failed; say where the traceback is, if there is one (`BlockWriter.leave`)."""
     interrupted = isinstance(error, KeyboardInterrupt)
     result.status = "killed" if interrupted else "failed"
     result.reason = "interrupted at once" if interrupted else first_line(error)
-    if writer is None:
-        return None
-    trace = None if isinstance(error, KeyboardInterrupt | UserError) else writer.keep_traceback(error)
-    writer.leave([result])
-    return trace
+    unexpected = not isinstance(error, KeyboardInterrupt | UserError)
+    return "" if writer is None else writer.leave([result], error if unexpected else None)
 
 
 def _loggers(config: RunConfig) -> list[Any]:
@@ -409,14 +345,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence Lightning's notes on hardware and its tips."""
-    names = ("lightning.pytorch", "lightning.fabric")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    levels = {log: log.level for log in map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))}
+    for log in levels:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for log, level in levels.items():
+            log.setLevel(level)

@@ -14,10 +14,7 @@ from bench.errors import was_interrupted
 from bench.machine import is_main_process
 
 ONE_REQUEST_SECONDS = 0.5
-"""Signals within this many seconds count as one. Ours.
-
-A Ctrl-C reaches a process directly, through its group, and from a parent that passes it on.
-"""
+"""Signals within this many seconds are one request: Ctrl-C comes directly and from a parent that passes it on. Ours."""
 IMPORT_SECONDS = 0.2
 """Seconds until an interrupt during an import is repeated. Ours."""
 AGAIN = 5.0
@@ -26,19 +23,13 @@ collection. Ours."""
 
 
 class StopRequest:
-    """Notes SIGINT and SIGTERM instead of ending the process; a later one interrupts at once.
-
-    Attributes:
-        signal: the signal that asked the run to stop, or None.
-        at_once: whether there was a second request.
-    """
+    """Notes SIGINT and SIGTERM instead of ending the process; a later one interrupts at once."""
 
     def __init__(self) -> None:
-        self.signal: int | None = None
-        self.at_once = False
+        self.signal: int | None = None  # that asked the run to stop
+        self.at_once = False  # whether there was a second request
         self._listening = False
         self._noted = -math.inf
-        self._waiting: int | None = None
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal.
@@ -63,32 +54,11 @@ class StopRequest:
             self._noted = time.monotonic()
         self.signal = number
 
-    def end_at_once(self, also: Callable[[], object]) -> None:
-        """Until `connected`, let a signal end this process after calling `also`, within `listening`.
-
-        Torch waits for other machines in C++, where Python calls no signal handler. Nothing is trained yet.
-        """
-        if not self._listening:
-            return
-        reader, self._waiting = os.pipe()
-        os.set_blocking(self._waiting, False)
-        signal.set_wakeup_fd(self._waiting)  # gets the number of each signal as a byte
-
-        def wait() -> None:
-            with os.fdopen(reader, "rb", buffering=0) as signals:
-                while number := signals.read(1):  # nothing once `connected` has closed the other end
-                    if number[0] in (signal.SIGINT, signal.SIGTERM):
-                        also()
-                        process.end_interrupted()
-
-        threading.Thread(target=wait, daemon=True).start()
-
-    def connected(self) -> None:
-        """Handle signals as usual again."""
-        if self._waiting is not None:
-            signal.set_wakeup_fd(-1)
-            os.close(self._waiting)
-            self._waiting = None
+    def leave_to_system(self) -> None:
+        """Until `take_over`, let a signal end this process: torch waits for other machines in C++, without handlers."""
+        if self._listening:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
 
     def take_over(self) -> None:
         """Replace the current signal handlers; Lightning's would end a run without a checkpoint."""
@@ -105,7 +75,6 @@ class StopRequest:
         try:
             yield
         finally:
-            self.connected()
             if self._listening:
                 for number, handler in old.items():
                     signal.signal(number, handler)

@@ -86,11 +86,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
 
 
 def _refuse_to_observe(config: RunConfig, task: Task) -> None:
-    """Refuse `--trainer.observe` if there is nothing to observe.
-
-    Raises:
-        UserError: there is nothing.
-    """
+    """Refuse `--trainer.observe` if there is nothing to observe."""
     flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
     if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
         raise UserError(f"{flag}: {config.task} has no heads with their own attention to observe")
@@ -99,11 +95,7 @@ def _refuse_to_observe(config: RunConfig, task: Task) -> None:
 
 
 def _refuse_idle_rest(config: RunConfig) -> None:
-    """Refuse values of an optimizer for the rest if no parameters are left for it: they would have no effect.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuse values of an optimizer for the rest if no parameters are left for it: they would have no effect."""
     options = all_optimizer_options(config.opt_spec.on(config.task_spec.family), config.opt_options)
     for name, value in config.opt_options.items():
         if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
@@ -126,19 +118,17 @@ def _maker(
             return optimizer
         except BROKEN as error:
             of_groups = bool(config.opt_spec.groups) and str(error).startswith(config.opt_spec.groups)
-            said = of_groups or str(error).partition("=")[0] in config.opt_options
-            failed = f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}"
-            if not said and config.rest_spec is None and any(p.role != "matrix" for p in parameters):
-                raise UserError(
-                    f"{failed}; if it is a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
-                ) from error
-            stacked = [p for p in parameters if p.role == "matrix" and len(p.shape) > 2]
-            if not said and stacked:
-                shape = " x ".join(map(str, stacked[0].shape))
-                raise UserError(
-                    f"{failed}; the tensor {stacked[0].name} ({shape}) has more than two dimensions;"
-                    " --opt muon takes it"
-                ) from error
+            if not of_groups and str(error).partition("=")[0] not in config.opt_options:
+                stacked = [p for p in parameters if p.role == "matrix" and len(p.shape) > 2]
+                advice = None
+                if config.rest_spec is None and any(p.role != "matrix" for p in parameters):
+                    advice = f"if it is a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
+                elif stacked:
+                    shape = " x ".join(map(str, stacked[0].shape))
+                    advice = f"the tensor {stacked[0].name} ({shape}) has more than two dimensions; --opt muon takes it"
+                if advice:
+                    what = f"{config.opt} cannot be made for the parameters of {config.task}"
+                    raise UserError(f"{what}: {first_line(error)}; {advice}") from error
             raise option_error("opt", error, config.opt_options) from error
 
     return maker
@@ -153,16 +143,7 @@ def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
 
 
 def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
-    """The average of the weights for evaluation, or None.
-
-    Args:
-        config: of the run.
-        steps: of the run.
-        per_epoch: steps of an epoch.
-
-    Raises:
-        UserError: the run ends before the first snapshot.
-    """
+    """The average of the weights for evaluation, or None; UserError if the run ends before the first snapshot."""
     trainer = config.trainer
     if trainer.average == "none":
         return None

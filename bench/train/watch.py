@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.store.load import parse_record
-from bench.store.record import RunResult
+from bench.store.record import RunResult, parse_record
 from bench.text import strict_json
 
 DIVERGED_FACTOR = 100
@@ -27,27 +26,17 @@ moves logits by more than 350. For a loss with a flat part (hinge), the last sam
 
 @dataclass(frozen=True)
 class Look:
-    """Summary of the steps since the last check.
+    """Summary of the steps since the last check."""
 
-    Attributes:
-        steps: number of steps that count.
-        bad: whether the last of these gave a loss or gradient that is not finite.
-        first, median: losses.
-        capped, skipped: number of steps with an active cap, and with an overflowed gradient.
-        last_norm: gradient norm of the last step that counts.
-        norm_before: that of the step before it; NaN if there is none.
-        greatest_norm: the largest finite one.
-    """
-
-    steps: int
-    bad: bool
-    first: float
-    median: float
-    capped: int
-    skipped: int
-    last_norm: float
-    norm_before: float
-    greatest_norm: float
+    steps: int  # number of steps that count
+    bad: bool  # whether the last of these gave a loss or gradient that is not finite
+    first: float  # loss
+    median: float  # loss
+    capped: int  # steps with an active cap
+    skipped: int  # steps with an overflowed gradient
+    last_norm: float  # gradient norm of the last step that counts
+    norm_before: float  # of the step before it; NaN if there is none
+    greatest_norm: float  # the largest finite one
 
 
 def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -> list[Look]:
@@ -100,19 +89,8 @@ class Watch:
         full_batch: whether a step sees all samples.
     """
 
-    _KEPT = (
-        "status",
-        "reason",
-        "best_step",
-        "validations",
-        "steps",
-        "skipped",
-        "steps_to_target",
-        "seconds_to_target",
-        "wall_s",
-        "train_s",
-        "saturated_at",
-    )
+    _KEPT = ("status", "reason", "best_step", "validations", "steps", "skipped", "saturated_at")
+    _KEPT += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
     _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
     def __init__(self, result: RunResult, full_batch: bool) -> None:
@@ -183,12 +161,9 @@ class Watch:
     def reported(
         self, which: Literal["final", "best"], values: Mapping[str, float], also: Mapping[str, Mapping[str, float]]
     ) -> None:
-        """Record the values of the final or the best weights; final ones that are not finite end the run as diverged.
+        """Record the values of the final or the best weights on the reporting split, and those on other splits.
 
-        Args:
-            which: the weights.
-            values: on the reporting split, by name.
-            also: the same on other splits.
+        Final ones that are not finite end the run as diverged.
         """
         if all(math.isfinite(x) for of in (values, *also.values()) for x in of.values()):
             self.result.metrics[which] = {**values, **{split: dict(of) for split, of in also.items()}}

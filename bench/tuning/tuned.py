@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.errors import UserError, first_line
 from bench.output import writing
-from bench.store.files import disk_errors, replacing
-from bench.store.load import Damaged
+from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.reports import StudyRecord, read_report, study_path
 from bench.text import plain, seeds_in_words
 from bench.tuning.design import distribution
