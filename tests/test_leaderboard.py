@@ -34,20 +34,6 @@ def strict(text: str) -> Any:
 # -- for people and programs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--label adm=x", "unknown row of --label 'adm'; did you mean 'adam'?"),
-        ("--label adam", "--label adam: write NAME=TEXT"),
-        ("--label adam=x --label sgd=x", "2 rows of mnist, max_steps 100 would be called 'x'; give"),
-        ("--label adam=sgd", "2 rows of mnist, max_steps 100 would be called 'sgd'"),
-    ],
-)
-def test_columns_and_labels_that_are_not_there(store, cli, words, message):
-    keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [0.5, 0.6, 0.7]))
-    assert message in cli("leaderboard", *words.split()).err
-
-
 def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
     answer = cli("leaderboard", "--reference", "adam", "--board", "quality")
     assert (answer.code, answer.err) == (0, "")
@@ -130,10 +116,20 @@ def test_boards_are_asked_for_by_name(cli, filled):
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
-
-
-BEGIN, END = "<!-- leaderboard quality -->", "<!-- /leaderboard -->"
+def test_a_function_of_ones_own_is_a_board(cli, filled, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def board(runs):\n    table = runs.groupby(['problem', 'name'], as_index=False)['final'].max()\n"
+        "    table.attrs['notes'] = [f'{runs[\"opt.lr\"].nunique()} rates']\n    return table\n\n\n"
+        "def none(runs):\n    return 1\n\n\ndef broken(runs):\n    return runs['x']\n"
+    )
+    (board,) = strict(cli("leaderboard", "--board", f"{path}:board", "--format", "json").out)
+    problem = "mnist, max_steps 100"
+    assert [[*row.values()] for row in board["tables"][0]["rows"]] == [[problem, "adam", 0.86], [problem, "sgd", 0.77]]
+    assert board["notes"] == ["2 rates"]
+    for name, message in (("none", "return a pandas DataFrame"), ("broken", "it raises KeyError"), ("bord", "'board'")):
+        answer = cli("leaderboard", "--board", f"{path}:{name}")
+        assert (answer.code, message in answer.err.splitlines()[-1]) == (2, True), answer.err
 
 
 # -- damaged stores ---------------------------------------------------------------------------------------------------

@@ -429,8 +429,8 @@ def leaderboard(
         p.Names | None,
         words(
             "quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds to"
-            " the target), theory (alignment, rates) or attention (runs with --trainer.observe); without one, the"
-            " verdicts of all optimizers on all tasks (in a file: quality)."
+            " the target), theory (alignment, rates), attention (runs with --trainer.observe) or a function of yours"
+            " (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality)."
         ),
     ] = None,
     *,
@@ -448,7 +448,6 @@ def leaderboard(
     store: p.Stores = None,
     settings: p.Which = "best",
     only: p.Only = None,
-    label: p.Label = None,
     no_reference: p.NoReference = False,
     mixed_versions: p.Mixed = False,
     reference: p.Reference = None,
@@ -468,15 +467,15 @@ def leaderboard(
         file = path_of("out", out)
         kind = boards.format_of_boards(file, format)
         names = ["all"] if all else names_of("board", board)
-        check_known("board", names or [], [*boards.BOARD_NAMES, "all"])
-        chosen = _chosen(task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target)
+        check_known("board", [name for name in names or [] if ":" not in name], [*boards.BOARD_NAMES, "all"])
+        chosen = _chosen(task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
         if explain is not None:
             return boards.explained(chosen, explain, file)
         return boards.leaderboard(chosen, names, file, kind)
 
 
 def _chosen(
-    task: Any, opt: Any, store: Any, which: str, only: Any, label: Any, no_reference: bool, mixed: bool, reference: Any,
+    task: Any, opt: Any, store: Any, which: str, only: Any, no_reference: bool, mixed: bool, reference: Any,
     target: Any,
 ) -> Any:  # fmt: skip
     """The entries of the stored runs that a call selects."""
@@ -490,7 +489,6 @@ def _chosen(
         tasks=names_of("task", task),
         opts=names_of("opt", opt),
         only=pairs_of("only", only, "NAME=VALUE, as in --only trainer.max_steps=1000"),
-        labels=pairs_of("label", label, "NAME=TEXT, as in --label my_opt.py:MyOpt=Ours"),
         settings=which,
         shipped=not no_reference,
         mixed_versions=mixed,
@@ -508,7 +506,6 @@ def report(
     store: p.Stores = None,
     settings: p.Which = "best",
     only: p.Only = None,
-    label: p.Label = None,
     no_reference: p.NoReference = False,
     mixed_versions: p.Mixed = False,
     reference: p.Reference = None,
@@ -525,9 +522,7 @@ def report(
     with session(progress=progress):
         from bench.api import charts
 
-        chosen = partial(
-            _chosen, task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target
-        )
+        chosen = partial(_chosen, task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
         return charts.report(chosen, path_of("out", out) or Path())
 
 
@@ -562,7 +557,6 @@ def plot(
     store: p.Stores = None,
     settings: p.Which = "best",
     only: p.Only = None,
-    label: p.Label = None,
     no_reference: p.NoReference = False,
     mixed_versions: p.Mixed = False,
     reference: p.Reference = None,
@@ -583,9 +577,7 @@ def plot(
 
         if command is not None and out is None:
             raise UserError(f"--out is missing; write bench plot {chart} -o {chart}.pdf (or .png, .svg, .html)")
-        chosen = partial(
-            _chosen, task, opt, store, settings, only, label, no_reference, mixed_versions, reference, target
-        )
+        chosen = partial(_chosen, task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
         return charts.plot(chosen, chart, path_of("out", out), y, x, caption=not no_caption)
 
 

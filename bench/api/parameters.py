@@ -112,10 +112,6 @@ Which = Annotated[
     option("Settings to show of each optimizer: best takes the tuned ones, else the defaults, else the one set by hand"
           " if there is exactly one."),
 ]  # fmt: skip
-Label = Annotated[
-    Mapping[str, str] | Sequence[str] | None,
-    words("Show this optimizer or row as TEXT: my_opt.py:MyOpt=Ours; may be given several times."),
-]
 NoReference = Annotated[bool, option("Leave out the shipped reference results.")]
 Mixed = Annotated[bool, option("Compare runs of different versions.")]
 Reference = Annotated[

@@ -21,12 +21,12 @@ def lines(run: RunResult, store: Store) -> list[str]:
     """The page, as wide as the terminal; text in the record is untrusted."""
     wide, study = columns(), _study(run, store)
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
-    chosen = {name: value for name, value in settings.items() if name in run.chosen and value is not None}
-    usual = [f"{cell(k)} {_word(v)}" for k, v in settings.items() if k not in chosen]
+    words = {k: f"{cell(k)} {'none' if v is None else cell(word_of(v))}" for k, v in settings.items()}
+    chosen = [name for name, value in settings.items() if name in run.chosen and value is not None]
     parts = {
         "result": _result(run),
-        "settings beyond the defaults": [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()],
-        "other settings": wrapped(usual, wide or 80, "  "),
+        "settings beyond the defaults": [f"  --{words[name]}" for name in chosen],
+        "other settings": wrapped([text for name, text in words.items() if name not in chosen], wide or 80, "  "),
         "the trained model writes": [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line],
         "notes": [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")],
         "commands": [x for what, words in _commands(run, store, study).items() for x in (f"  # {what}", f"  {words}")],
@@ -51,10 +51,6 @@ def as_json(run: RunResult, store: Store) -> dict[str, Any]:
         "commands": list(_commands(run, store, study).values()),
         "folder": store.place(run.run_id),
     }
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else cell(word_of(value))
 
 
 def _study(run: RunResult, store: Store) -> str | None:
@@ -99,9 +95,8 @@ def _result(run: RunResult) -> list[str]:
     values: dict[str, list[str]] = {}
     for at, name in enumerate(("final", "best")):
         for key, value in run.metrics.get(name, {}).items():
-            of_split = value if isinstance(value, dict) else {key: value}
+            split, of_split = (key, value) if isinstance(value, dict) else (run.split, {key: value})
             for metric, number in of_split.items():
-                split = key if isinstance(value, dict) else run.split
                 values.setdefault(f"{split} {metric}", ["-", "-"])[at] = cell(number, 6)
     if values:
         head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]

@@ -77,7 +77,7 @@ def ask(stores: Stores, query: str) -> Answer:
 
 
 def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A view as a DataFrame, of these runs or of all.
+    """A view as a DataFrame, of these runs or of all; `runs` with a column for each setting in dotted form.
 
     Raises:
         UserError: a table cannot be read.
@@ -85,7 +85,17 @@ def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "p
     rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
     if damaged:
         raise UserError(str(damaged[0]))
-    return rows if run_ids is None else rows[rows["run_id"].isin(run_ids)].reset_index(drop=True)
+    if view == "runs":
+        settings = rows.pop("settings").map(json.loads)
+        names = dict.fromkeys(name for of_run in settings for name in of_run if name not in rows)
+        rows = rows.assign(**{name: [of_run.get(name) for of_run in settings] for name in names})
+    if run_ids is None:
+        return rows
+    return (
+        rows.set_index("run_id", drop=False).loc[[*run_ids]].reset_index(drop=True)
+        if view == "runs"
+        else rows[rows["run_id"].isin(run_ids)].reset_index(drop=True)
+    )
 
 
 def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]") -> tuple[Any, list[Damaged]]:
@@ -122,7 +132,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
     except duckdb.Error as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         if 'Referenced column "' in message:
-            name, known = message.split('"')[1], [c for view in views for c in _columns(con, view)]
+            name, known = message.split('"')[1], [c for view in views for c in con.sql(f"from {view}").columns]
             near = get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
@@ -147,10 +157,6 @@ def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
         con.interrupt()
         thread.join(5)  # DuckDB's thread must not outlive the interpreter
         raise
-
-
-def _columns(con: "DuckDBPyConnection", view: str) -> list[str]:
-    return con.sql(f"from {view}").columns
 
 
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
@@ -262,9 +268,9 @@ def written(answer: Answer, kind: str, *, to_file: bool) -> str:
         nested = isinstance(value, list | tuple | dict)
         return json.dumps(plain(value), ensure_ascii=False, default=str) if nested else value
 
-    columns = [Column(name, name, digits=6, form=flat) for name in answer.names]
+    rows = [{name: flat(value) for name, value in row.items()} for row in rows]
     if kind == "csv":
-        return csv_text(columns, rows)
-    table = Table("", columns, rows)
+        return csv_text(rows, answer.names)
+    table = Table("", [Column(name, name, digits=6) for name in answer.names], rows)
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
     return "".join(f"{line}\n" for line in lines)
