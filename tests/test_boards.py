@@ -39,7 +39,6 @@ from tests.entered import (
     seeds,
     study,
 )
-from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 HIGH, LOW = [*A, 0.82, 0.85], [*B, 0.70, 0.74]  # enough seeds for a decision
@@ -574,14 +573,6 @@ def test_a_timeout_before_the_target_gives_no_verdict(store):
         "adam": "reference",
         "sgd": "not compared: a time limit ended runs before the target",
     }
-
-
-def test_a_reference_with_settings_survives_filters(cli, store):
-    put(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 7, words={"opt.lr": lr})))
-    put(store, *seeds("adam", [0.9 + 0.001 * i for i in range(7)]))
-    words = ("leaderboard", "--store", store, "--no-reference", "--settings", "all", "--json")
-    (table,) = json.loads(cli(*words, "--reference", "sgd (lr 0.1)", "--opt", "adam").out)[0]["tables"]
-    assert {row["opt"]: row["verdict"] for row in table["rows"]}["adam"] == "better"
 
 
 # -- headline ---------------------------------------------------------------------------------------------------------

@@ -153,17 +153,6 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
 
 
-def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
-    runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
-    keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
-    (store / runs[0].run_id / "done" / "measurements.parquet").write_bytes(b"PAR1")
-    assert cli("leaderboard").code == 0
-    answer = cli("leaderboard", "--board", "theory", "--format", "json")
-    assert answer.code == 1
-    assert strict(answer.out)[0]["tables"][0]["rows"][0]["n"] == 3
-    assert answer.err.count("bench: warning: cannot read the tables of run") == 1
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 import pytest
 
 from bench.browse.listing import since
-from bench.store.record import now
-from bench.store.store import Store
 from bench.text import width
 from tests.entered import keep, keep_block, make_run, seeds, study
 from tests.stored import WILD, add_run, begin, record
@@ -42,20 +40,6 @@ def fails(answer) -> str:
     assert answer.err.count("\n") == 1
     assert answer.err.startswith("bench: error: ")
     return answer.err.strip()
-
-
-# -- the record -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_a_record_says_when_its_run_began_and_what_for(cli, store):
-    before = now()
-    assert cli(*FIT).code == 0
-    sweep = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,0.2", "--seeds", 2)
-    assert cli(*sweep, "--trainer.max_steps", 20, "--device", "cpu", "--out", store.parent / "out").code == 0
-    runs = {run.config["opt"]: run for run in Store(store).runs()}
-    assert all(before <= run.begun <= now() for run in runs.values())
-    assert (runs["sngd"].plan, runs["ngd"].plan) == (None, "sweep")
 
 
 # -- lines and folding ----------------------------------------------------------------------------------------------
@@ -166,13 +150,6 @@ def test_rows_beyond_a_limit_are_counted(cli, several):
     answer = cli("list", "runs", "--limit", 1)
     assert len(names(answer)) == 1
     assert answer.err == "bench: note: 3 more; --limit 4 shows all\n"
-
-
-@pytest.mark.parametrize("words", [("list", "runs"), ("show", "mnist-sgd-0123456789")])
-def test_a_store_that_is_named_must_exist(cli, tmp_path, words):
-    code, out, err = cli(*words, "--store", tmp_path / "typo")
-    assert (code, out) == (2, "")
-    assert err == f"bench: error: there is no store {tmp_path / 'typo'}; name one with --store DIR\n"
 
 
 @pytest.mark.parametrize(

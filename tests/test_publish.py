@@ -73,15 +73,6 @@ def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_refere
     assert schedules.page(collect_from(constant), None) is None
 
 
-def test_a_method_without_runs_at_a_constant_rate_is_not_compared(tmp_path: Path) -> None:
-    constant, arms = tmp_path / "constant", tmp_path / "arms"
-    fill(constant, {"adamw": 0.0})
-    fill(arms, {"adam": 0.05, "adamw": 0.0}, COSINE)
-    page = schedules.page(collect_from(constant), collect_from(arms))
-    assert page is not None
-    assert "not compared: adam" in page
-
-
 def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """`bench list` and `bench show`."""
 
-import gc
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -8,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.api.boards import reading
 from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
 from bench.output import Answer, existing_stores, remark, warn_of
 from bench.text import clean, counted, options_text
@@ -50,11 +50,8 @@ def runs(
     check_known("status", status or [], listing.STATUSES)
     begun = listing.since(since) if since else ""
     stores = Stores(existing_stores(folders))
-    gc.disable()  # see `bench.api.boards.requested`
-    try:
+    with reading():
         selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
-    finally:
-        gc.enable()
     lines = listing.lines(stores, selected, fold=not every)
     code = warn_of(stores)
     if limit is not None and len(lines) > limit:

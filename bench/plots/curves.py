@@ -8,9 +8,9 @@ from functools import reduce
 import numpy as np
 from scipy.special import stdtrit
 
-from bench.boards.attention import NONE, SHOWN, over_heads
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
+from bench.boards.observations import NONE, SHOWN, over_heads
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import UserError
 from bench.near import several
