@@ -146,7 +146,8 @@ def markdown_table(table: Table) -> list[str]:
             return in_markdown(shown)
         if callable(markup):
             return markup(shown)
-        return f"**{in_markdown(shown)}**" if markup == "strong" else f"`{shown}`".replace("|", "\\|")
+        code = shown.replace("`", "'").replace("|", "\\|")
+        return f"**{in_markdown(shown)}**" if markup == "strong" else f"`{code}`"
 
     head = [in_markdown(heading(c)) for c in table.columns]
     rule = ["---:" if _is_right(c, table.rows) else "---" for c in table.columns]
