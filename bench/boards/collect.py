@@ -33,7 +33,6 @@ from bench.text import cell, counted
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
-from tasks import TASKS
 
 NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
 _MORE = "--settings all shows all"
@@ -177,8 +176,7 @@ def collect(
         broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
-    notes: list[str] = []
-    runs = _of_these_versions(stores.runs, stores.shipped, notes)
+    runs, notes = stores.runs, list[str]()
     by_id = {run.run_id: run for run in runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     stores.refuse_unknown(tasks, opts, runs)
@@ -375,25 +373,6 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
     entry.best_of = len(searched)
     return entry
-
-
-def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], notes: list[str]) -> list[RunResult]:
-    """The runs, without reference results made with other versions of a task or an optimizer."""
-    kept, old = [], Counter[str]()
-    for run in runs:
-        if run.run_id in shipped:
-            specs = {
-                "task": TASKS.own.get(bare(run.config["task"])),
-                "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
-            }
-            specs["rest"] = OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST)))
-            if any(spec is not None and spec.version != run.versions.get(kind) for kind, spec in specs.items()):
-                old[run.task] += 1
-                continue
-        kept.append(run)
-    why = "made with other versions of the task or the optimizer"
-    notes += [f"{task}: {counted(n, 'reference run')} left out, {why}" for task, n in sorted(old.items())]
-    return kept
 
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:

@@ -62,8 +62,8 @@ class Entry(Group):
     the default settings, which may have won a study too. `source` is a digest of a source that may change under one
     name and version. It was chosen from `best_of` settings on the shown seeds, or is `one_of` several with these seeds.
     `studies` are those that it won, the largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere`
-    says that none is in these stores. `twice` counts seeds with several runs, `shipped` reference results, `excluded`
-    settings that a cap excluded. `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
+    says that none is in these stores. `shipped` counts reference results, `excluded` settings that a cap excluded.
+    `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
     """
 
     problem: Problem
@@ -76,7 +76,6 @@ class Entry(Group):
     best_of: int = 0
     one_of: int = 0
     others_tuned: list[str] = field(default_factory=list)
-    twice: int = 0
     shipped: int = 0
     excluded: int = 0
     tuned_elsewhere: bool = False
@@ -154,7 +153,6 @@ def entries_of(
         if not run.finished:
             entry.others[run.status] += 1
         else:  # prefer a full budget, then newer versions, then the first by name, whatever the order of files
-            entry.twice += stored is not None
             if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
                 entry.runs[seed_of(run)] = run
         if run.tuned_by and entry.kind == "by hand":

@@ -81,7 +81,6 @@ def flags(entry: Entry) -> list[str]:
         "stopped by time": any(run.status == "timeout" for run in runs),
         "cap sets the step": is_capped(runs),
         "saturated by one step": any(run.saturated_at is not None for run in runs),
-        "seeds run twice": entry.twice,
     }
     return [flag for flag, holds in every.items() if holds]
 
