@@ -76,6 +76,14 @@ def test_runs(filled):
     ]  # fmt: skip
 
 
+def test_fresh_seeds_of_a_study_are_none_of_its_trials(filled):
+    add_run(filled, "d", plan="study s")
+    add_run(filled, "e", plan="study without a record")
+    assert rows("select study from runs where run_id in ('d', 'e') order by run_id", filled) == [
+        (None,), ("without a record",)
+    ]  # fmt: skip
+
+
 def test_curves_of_runs_of_their_own_and_of_blocks(filled):
     assert rows("from curves where run_id = 'a' order by step", filled) == [
         ("a", 1, 0.5, 1.0, 0.1, 0.1),
@@ -236,3 +244,8 @@ def test_loaded_runs_are_data_frames(filled):
     assert list(loaded.runs().query("status == 'completed'")["run_id"]) == ["a"]
     assert loaded.curves().groupby("run_id")["loss"].mean().to_dict() == {"a": 0.375, "b": 0.5, "c": 0.5}
     assert {"run_id", "step", "train_s"} <= {*loaded.evaluations().columns}
+
+
+def test_merging_a_folder_without_runs_says_so(cli, filled, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert f"note: {tmp_path / 'empty'} has no runs" in cli("merge", tmp_path / "empty", filled).err

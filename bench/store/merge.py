@@ -60,6 +60,7 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     with making(into, "name another DEST"):
         for source in dict.fromkeys(source.resolve() for source in sources):
             blocks = list(blocks_in(source))
+            merged.notes += [f"{source} has no runs"] * (not blocks)
             for n, block in enumerate(blocks):
                 if time.monotonic() - begun > _SECONDS:
                     begun = time.monotonic()
