@@ -68,8 +68,8 @@ def test_the_verdicts_come_first_and_fit_forty_lines(cli, filled):
     assert len(out.splitlines()) <= 40
     assert max(map(len, out.splitlines())) <= 100
     assert re.search(r"● own.py:Opt0 +\? 0\.718", out)
-    assert "further optimizers: bench leaderboard --all" in out
-    assert "Quality at a fixed budget" in cli("leaderboard", "--all").out
+    assert "further optimizers: bench leaderboard --board all" in out
+    assert "Quality at a fixed budget" in cli("leaderboard", "--board", "all").out
 
 
 @pytest.mark.parametrize("kind", FORMATS)

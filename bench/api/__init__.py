@@ -717,7 +717,6 @@ def list_(
         word("Only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)."),
     ] = None,
     all: Annotated[bool, option("One line per run.")] = False,
-    limit: Annotated[int | None, word("Maximum number of lines.")] = None,
 ) -> Answer:
     """List tasks, optimizers, stored runs (newest first), or studies.
 
@@ -732,14 +731,12 @@ def list_(
 
     filters = {"task": task, "opt": opt, "status": status}
     chosen = {name: names_of(name, value) for name, value in filters.items()}
-    given = {**filters, "since": since, "all": all or None, "limit": limit} | (
-        {} if what == "studies" else {"store": store}
-    )
+    given = {**filters, "since": since, "all": all or None} | ({} if what == "studies" else {"store": store})
     if what != "runs" and (extra := [name for name, value in given.items() if value]):
         raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")
     with session():
         if what == "runs":
-            return listing.runs(folders_of(store), **chosen, since=since, every=all, limit=number("limit", limit, 1))
+            return listing.runs(folders_of(store), **chosen, since=since, every=all)
         return listing.studies(folders_of(store)) if what == "studies" else listing.names(what)
 
 

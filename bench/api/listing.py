@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.api.boards import reading
 from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
-from bench.output import Answer, existing_stores, remark, warn_of
+from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def runs(
     status: list[str] | None,
     since: str | None,
     every: bool,
-    limit: int | None,
 ) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
@@ -54,11 +53,9 @@ def runs(
         selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
     lines = listing.lines(stores, selected, fold=not every)
     code = warn_of(stores)
-    if limit is not None and len(lines) > limit:
-        remark("note", f"{len(lines) - limit} more; --limit {len(lines)} shows all")
     none = clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")
-    text = shown(listing.table(lines[:limit])) if lines else [none]
-    return Answer(partial(listing.as_json, selected[:limit], stores), text, code)
+    text = shown(listing.table(lines)) if lines else [none]
+    return Answer(partial(listing.as_json, selected, stores), text, code)
 
 
 def _shown(stores: str, folders: Sequence[Path]) -> str:

@@ -389,8 +389,7 @@ def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
                 most = min(count, key=lambda version: (-count[version], version))
                 only = f"--only versions.{what}={shlex.quote(most)} (and --task {problem.task})"
                 raise UserError(
-                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with {only}, or compare"
-                    " them anyway with --mixed-versions"
+                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with {only}"
                 )
 
 

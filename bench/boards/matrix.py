@@ -78,14 +78,14 @@ def summary(collected: Collected) -> str:
         " ".join(LEGEND),
         *["● with runs in your stores"] * bool(ours),
         "; ".join(dict.fromkeys(collected.no_reference(p) for p in problems if collected.reference_of(p) is None)),
-        f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --all" if theirs else "",
-        "boards with intervals: bench leaderboard --all; one row: --explain OPTIMIZER; one page: bench report",
+        f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --board all" if theirs else "",
+        "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
     shown, cut = text([board], MOST_COLUMNS), 0
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
-        more = f"{counted(cut, 'further optimizer')}: bench leaderboard --all, or choose tasks with --task"
+        more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
         shorter = replace(table, rows=table.rows[:-cut], notes=[more])
         shown = text([replace(board, tables=[shorter])], MOST_COLUMNS)
     return shown
