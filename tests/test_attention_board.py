@@ -152,16 +152,6 @@ def test_a_thinned_store_keeps_the_curve_at_observed_steps(cli, observed: Path, 
     assert "direction of W_QK" in cli("leaderboard", "--board", "attention", "--store", tmp_path / "thin").out
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])
-def test_charts_show_the_observations(cli, observed: Path, tmp_path: Path, chart: str, panels: int) -> None:
-    answer = cli("plot", chart, "--store", observed, "-o", tmp_path / "chart.svg")
-    assert answer.code == 0, answer.err
-    svg = (tmp_path / "chart.svg").read_text()
-    assert f"({chr(ord('a') + panels - 1)})" in svg
-    assert f"({chr(ord('a') + panels)})" not in svg
-
-
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
     store = tmp_path / "plain"
     cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)

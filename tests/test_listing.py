@@ -239,7 +239,7 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
     evil = "\x1b[31m\n$(touch harmed) `touch harmed`; touch harmed #'\" "
-    run = make_run("sgd", name=evil, on=WILD, reason=evil, formula=evil, plan=f"study {evil}", specimen=f"{evil}\n\x07")
+    run = make_run("sgd", name=evil, on=WILD, reason=evil, formula=evil, specimen=f"{evil}\n\x07")
     keep(store, run, make_run("sgd", 1, name=evil, on=WILD, plan=f"study {evil}"))
     for words in (["list", "runs"], ["list", "runs", "--all"], ["list", "runs", "--json"], ["show", run.run_id]):
         answer = cli(*words)
