@@ -88,13 +88,9 @@ def verify(
                 raise KeyboardInterrupt
     repeated = [judgement for judgement in judged if judgement.again is not None]
     refuted = not repeated or any(judgement.verdict == "refuted" for judgement in repeated)
-    data = [judgement.as_json() for judgement in judged]
-    heads = ("task", "opt", "seed", "run_id", "verdict", "why")
-    table = Table.of(
-        ["optimizer" if name == "opt" else name.removesuffix("_id") for name in heads],
-        [[row[name] for name in heads] for row in data],
-    )
-    return Answer(data, shown(table), int(code or refuted))
+    rows, heads = [judgement.as_json() for judgement in judged], ["task", "opt", "seed", "run_id", "verdict", "why"]
+    table = Table.of(heads, [[row[name] for name in heads] for row in rows])
+    return Answer(rows, shown(table), int(code or refuted))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
