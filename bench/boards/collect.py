@@ -310,9 +310,6 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             notes.append(f"{problem}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
         if settings == "all":
-            searched, _ = _search([entry for entry in finished if entry.kind != "tuned"])
-            for entry in searched:
-                entry.one_of = len(searched)
             chosen += finished
             continue
         kind = min((entry.kind for entry in finished), key=KINDS.index) if settings == "best" else settings

@@ -60,10 +60,10 @@ class Entry(Group):
 
     `kind` is `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`; `default` says whether these are
     the default settings, which may have won a study too. `source` is a digest of a source that may change under one
-    name and version. It was chosen from `best_of` settings on the shown seeds, or is `one_of` several with these seeds.
-    `studies` are those that it won, the largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere`
-    says that none is in these stores. `shipped` counts reference results, `excluded` settings that a cap excluded.
-    `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
+    name and version. It was chosen from `best_of` settings on the shown seeds. `studies` are those that it won, the
+    largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere` says that none is in these stores.
+    `shipped` counts reference results, `excluded` settings that a cap excluded. `conformance` is the verdict of `bench
+    check`: `pass`, or the names of failed checks.
     """
 
     problem: Problem
@@ -74,7 +74,6 @@ class Entry(Group):
     source: str = ""
     studies: list[StudyRecord] = field(default_factory=list)
     best_of: int = 0
-    one_of: int = 0
     others_tuned: list[str] = field(default_factory=list)
     shipped: int = 0
     excluded: int = 0

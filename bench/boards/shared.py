@@ -71,7 +71,6 @@ def flags(entry: Entry) -> list[str]:
         f"cap excluded {entry.excluded} settings": entry.excluded,
         "tuning not finished": study and study.missing,
         "selected on these seeds": entry.best_of,
-        f"one of {entry.one_of} settings": entry.one_of,
         "tuned elsewhere": entry.tuned_elsewhere,
         "these are the defaults": entry.kind == "tuned" and entry.default,
         f"mixed versions of {' and '.join(several)}": several,
