@@ -157,17 +157,11 @@ def collect(
 ) -> Collected:
     """The entries of some stores.
 
-    Args:
-        stores: of runs and studies.
-        tasks: names to keep; None for all.
-        opts: likewise; the reference is read too, but not shown.
-        only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` selects the tuned settings; else the best of several with
-            the same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
-            `default` or `all` selects these.
-        mixed_versions: allow runs of several versions together.
-        reference: as in `Collected`.
-        target: as in `Collected`.
+    Only those of `tasks` and `opts` are shown, None for all; the reference is read even if it is not shown. `only` has
+    settings in dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each
+    optimizer on each problem, `best` selects the tuned ones; else the best of several with the same seeds, as from a
+    sweep; else the defaults, else settings by hand if there is only one; `tuned`, `default` or `all` selects these.
+    `mixed_versions` allows runs of several versions together; `reference` and `target` are as in `Collected`.
 
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
