@@ -179,8 +179,9 @@ def _place(run: RunResult, known: dict[str, Place], problems: dict[str, Problem]
         words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
         name = ", ".join([run.task, *words, *[f"not the whole task: {run.part}"] * bool(run.part)])
         reference = default_reference(run.config["trainer"].get("batch_size"))
-        task, facts = bare(run.config["task"]), (run.part, run.metric, run.mode, run.target, run.measures)
-        problems.setdefault(key, Problem(key, name, task, *facts, reference))
+        task, part, metric = bare(run.config["task"]), run.part, run.metric
+        problem = Problem(key, name, task, part, metric, run.mode, run.target, run.measures, reference)
+        problems.setdefault(key, problem)
         # A changed file is another optimizer.
         known[text] = key, bare(opt), package if "file" in package else "", _text(options)
     return known[text]

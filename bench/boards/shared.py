@@ -190,7 +190,7 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
         return False
     rows = zip(first.validations, second.validations, strict=False)
     pairs = [(a[name], b[name]) for a, b in rows for name in (a.keys() & b.keys()) - {"step", "train_s"}]
-    return not differences(*([pair[k] for pair in pairs] for k in (0, 1)), "min").any()
+    return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
 
 
 def budget_notes(entries: Sequence[Entry]) -> list[str]:

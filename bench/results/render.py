@@ -96,7 +96,7 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
         for i in group:
             side, least = "right" if right[i] else "left", cols[i].least if fits else None
             wrap = {"no_wrap": fits and not cols[i].wraps, "overflow": "fold", "min_width": least}
-            grid.add_column(Text(head[i], style="bold"), justify=side, **wrap)  # pyright: ignore[reportArgumentType]
+            grid.add_column(Text(head[i], style="bold"), justify=side, **wrap)
         for row in words:
             styles = [next((s for start, s in cols[i].colors.items() if row[i].startswith(start)), "") for i in group]
             grid.add_row(*(Text(row[i], style=style) for i, style in zip(group, styles, strict=True)))
@@ -266,7 +266,11 @@ def csv_text(rows: Iterable[Row], keys: Sequence[str] | None = None) -> str:
         return value if isinstance(value, Number) else None if value in (None, [], {}) else cell(value)
 
     records = [{key: word(value) for key, value in row.items()} for row in rows]
-    return pd.DataFrame(records, columns=keys, dtype=object).rename(columns=clean).to_csv(index=False)
+    return (
+        pd.DataFrame(records, columns=None if keys is None else [*keys], dtype=object)
+        .rename(columns=clean)
+        .to_csv(index=False)
+    )
 
 
 def comma_separated(boards: Sequence[Board]) -> str:

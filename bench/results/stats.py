@@ -71,7 +71,8 @@ def geometric_interval(values: ArrayLike) -> Interval:
     if not (array > 0).all():
         raise ValueError(f"values={values!r} must be positive numbers")
     if array.size > 1 and are_equal(array):
-        return Interval(*[float(array.max())] * 3, array.size)
+        mean = float(array.max())
+        return Interval(mean, mean, mean, array.size)
     return of_logarithms(t_interval(np.log(array)))
 
 
