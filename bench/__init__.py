@@ -5,32 +5,16 @@ The names of the API are loaded on first use, so `import bench` imports neither 
 
 TYPE_CHECKING = False  # true for type checkers; saves importing `typing`
 if TYPE_CHECKING:
-    from bench.api import (
-        check,
-        compare,
-        data,
-        doctor,
-        fit,
-        leaderboard,
-        load,
-        merge,
-        plot,
-        report,
-        reproduce,
-        suite,
-        sweep,
-        tune,
-        verify,
-    )  # fmt: skip
+    from bench.api import *  # noqa: F403
     from bench.api.results import Comparison, Study, Sweep, Table
     from bench.api.runs import Run, Runs
     from bench.errors import RunFailed, UserError
 
     __version__: str
 
-__all__ = [  # noqa: RUF022 - in the order of the guide
-    "fit", "sweep", "tune", "suite", "compare", "check", "reproduce", "verify", "leaderboard", "plot", "report", "load",
-    "merge", "data", "doctor",
+__all__ = [  # noqa: F405, RUF022 - in the order of `bench --help`
+    "quickstart", "fit", "sweep", "tune", "suite", "compare", "leaderboard", "report", "plot", "check", "reproduce",
+    "list_", "show", "sql", "data", "doctor", "new", "merge", "verify", "load",
     "Run", "Runs", "Sweep", "Study", "Comparison", "Table", "UserError", "RunFailed", "__version__",
 ]  # fmt: skip
 

@@ -58,11 +58,7 @@ def unknown_setting(name: str, known: Iterable[str]) -> UserError:
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that do not exist.
-
-    Raises:
-        UserError: `unknown` of the first of them.
-    """
+    """Refuse names that do not exist."""
     for name in names:
         if name not in known:
             raise unknown(kind, name, known)
@@ -92,9 +88,7 @@ def first_line(error: BaseException) -> str:
 
 def was_interrupted(error: BaseException) -> bool:
     """Whether a KeyboardInterrupt caused the error: a library may fail when one passes through it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, KeyboardInterrupt):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and was_interrupted(earlier)

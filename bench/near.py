@@ -4,56 +4,30 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 COMMANDS = {
-    "train": "fit",
-    "run": "fit",
-    "grid": "sweep",
-    "optimize": "tune",
-    "results": "leaderboard",
-    "chart": "plot",
-    "ls": "list",
-    "claims": "reproduce --claims",
-}
+    "train": "fit", "run": "fit", "grid": "sweep", "optimize": "tune", "results": "leaderboard", "chart": "plot",
+    "ls": "list", "claims": "reproduce --claims",
+}  # fmt: skip
 """Commands of other programs, and ours."""
 
 OPTIONS = {
-    "epochs": ["trainer.max_epochs"],
-    "steps": ["trainer.max_steps"],
-    "batch_size": ["trainer.batch_size"],
-    "lr": ["opt.lr"],
-    "learning_rate": ["opt.lr"],
-    "wd": ["opt.weight_decay"],
-    "weight_decay": ["opt.weight_decay"],
-    "momentum": ["opt.momentum", "opt.betas"],
-    "optimizer": ["opt"],
-    "model": ["task"],
-    "dataset": ["task"],
-    "gpus": ["workers", "trainer.devices"],
-    "jobs": ["workers"],
-    "cpu": ["device"],
-    "output": ["out", "store"],
-    "output_dir": ["out", "store"],
-    "seed": ["seed", "seeds"],
-    "n_trials": ["trials"],
-}
+    "epochs": ["trainer.max_epochs"], "steps": ["trainer.max_steps"], "batch_size": ["trainer.batch_size"],
+    "lr": ["opt.lr"], "learning_rate": ["opt.lr"], "wd": ["opt.weight_decay"], "weight_decay": ["opt.weight_decay"],
+    "momentum": ["opt.momentum", "opt.betas"], "optimizer": ["opt"], "model": ["task"], "dataset": ["task"],
+    "gpus": ["workers", "trainer.devices"], "jobs": ["workers"], "cpu": ["device"], "output": ["out", "store"],
+    "output_dir": ["out", "store"], "seed": ["seed", "seeds"], "n_trials": ["trials"],
+}  # fmt: skip
 """Options of other programs, and ours in order of preference."""
 
 
 def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """The known name closest to a misspelt word; None if none is close. Dashes equal underscores, and case is ignored.
+    """The known name closest to a misspelt word; None if none has this similarity, in [0, 1]."""
+    return next(iter(several(word, known, 1, least)), None)
 
-    Args:
-        word: as it was typed.
-        known: names.
-        least: smallest similarity, in [0, 1].
-    """
+
+def several(word: str, known: Iterable[str], most: int = 3, least: float = 0.6) -> list[str]:
+    """The known names closest to a misspelt word, at most so many. Dashes equal underscores, and case is ignored."""
     names = {_plain(name): name for name in known}
-    return next((names[near] for near in get_close_matches(_plain(word), names, 1, least)), None)
-
-
-def several(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names closest to a misspelt word, at most so many; none that are not close."""
-    names = {_plain(name): name for name in known}
-    return [names[near] for near in get_close_matches(_plain(word), names, most)]
+    return [names[near] for near in get_close_matches(_plain(word), names, most, least)]
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:

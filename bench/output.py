@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config.values import place, reference_folder
 from bench.errors import UserError
+from bench.progress import say
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ class Answer(Shown):
 
 
 def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
-    """Stores, by default the one of this folder, and the reference results unless left out.
-
-    Raises:
-        UserError: a store does not exist; the default store may be missing if there are reference results.
-    """
+    """Stores, by default the one of this folder if it exists, and the reference results unless left out."""
     from bench.store.stores import Stores
 
     shipped = reference_folder() if reference else None
@@ -72,11 +69,7 @@ def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
 
 
 def existing_stores(folders: Sequence[Path]) -> list[Path]:
-    """Stores, by default the one of this folder; none if that does not exist yet.
-
-    Raises:
-        UserError: a given store does not exist.
-    """
+    """Stores, by default the one of this folder; none if that does not exist yet."""
     from bench.store.stores import no_store
 
     for folder in folders:
@@ -86,11 +79,7 @@ def existing_stores(folders: Sequence[Path]) -> list[Path]:
 
 
 def format_of(out: Path, formats: Container[str]) -> str:
-    """The format of a file of tables, by its ending.
-
-    Raises:
-        UserError: the ending names none.
-    """
+    """The format of a file of tables, by its ending."""
     ending = out.suffix.lower()
     if ending in ("", ".txt") or (out.exists() and not out.is_file()):
         return "table"
@@ -101,11 +90,7 @@ def format_of(out: Path, formats: Container[str]) -> str:
 
 
 def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
-    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output."""
     from bench.store.files import replacing
 
     pieces = [content] if isinstance(content, bytes | str) else content
@@ -126,44 +111,36 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
                 file.writelines(encoded)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another place with -o") from None
-    print(f"written to {out}", file=sys.stderr)
+    say(f"written to {out}")
 
 
 def remark(kind: str, text: object) -> None:
     """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
-    print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
+    line = f"bench: {kind}: {clean(str(text))}"
+    if kind == "note":
+        say(line)
+    else:
+        print(line, file=sys.stderr)
 
 
 def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
-    """Warn of files that cannot be read, and of runs stored twice.
-
-    Args:
-        stores: the stores that were read.
-        damaged: other damaged files, in words.
-
-    Returns:
-        The exit code: 1 if something was left out.
-    """
+    """Warn of files that cannot be read, `damaged` and in stores, and of runs stored twice; exit code 1 if any."""
     lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
     for what in lines:
         remark("warning", f"{what}; it is ignored")
     for run_id in stores.conflicts:
         remark("warning", f"{run_id} is stored several times with different results; one of them is used")
-    return 1 if lines else 0
+    return int(bool(lines))
 
 
 def note(text: str | None) -> None:
     """Print the text, if any, on standard error."""
     if text is not None:
-        print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
+        say(clean(f"bench: {text}"))
 
 
 def check_output(folder: Path) -> None:
-    """Check before hours of training that a folder can be created and written, without leaving a trace.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check before hours of training that a folder can be created and written, without leaving a trace."""
     from bench.store.files import existing
 
     with writing(folder), TemporaryFile(dir=existing(folder)):
@@ -172,14 +149,7 @@ def check_output(folder: Path) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn disk errors into one line for the user.
-
-    Args:
-        place: what is written.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Turn disk errors while a place is written into one line for the user."""
     try:
         yield
     except OSError as error:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import gt, lt
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 
 _doing: list[str] = []
 _hearers: list[Callable[[str], object]] = []
+_silent = False
 
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Report what this process does within the context, such as `importing torch`; the innermost one counts."""
     _doing.append(what)
-    _hear(what)
+    (_hearers[-1] if _hearers else _show)(what)
     try:
         yield
     finally:
         _doing.pop()
-        _hear(_doing[-1] if _doing else "")
+        (_hearers[-1] if _hearers else _show)(_doing[-1] if _doing else "")
 
 
 @contextmanager
@@ -45,8 +47,16 @@ def hearing(hear: Callable[[str], object]) -> Iterator[None]:
         _hearers.pop()
 
 
-def _hear(what: str) -> None:
-    (_hearers[-1] if _hearers else _show)(what)
+@contextmanager
+def silenced(quiet: bool) -> Iterator[None]:
+    """Show neither progress nor notes within the context, if `quiet`."""
+    global _silent
+    before = _silent
+    _silent = before or quiet
+    try:
+        yield
+    finally:
+        _silent = before
 
 
 def _show(what: str) -> None:
@@ -63,6 +73,20 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
+def _bar() -> Any:
+    """A display of rich on standard error; each of its tasks is the line that its field `line` returns."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Line(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["line"](task), no_wrap=True, overflow="ellipsis")
+
+    return Bar(Line(), console=Console(stderr=True))
+
+
 class Progress:
     """Shows the progress of a run: step, remaining time, applied step size, loss, accuracy, epoch, steps per second.
 
@@ -75,43 +99,35 @@ class Progress:
 
     def __init__(self, total: int, label: str, *, epoch: int | None = None, enabled: bool = True) -> None:
         self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
-        self._bar = None
-        self._shown = 0.0
+        self._bar, self._shown, self._validated = None, 0.0, ""
         self._values: list[str] = []
-        self._validated = ""
 
     def start(self, step: int) -> None:
         """Begin at this step."""
         if self.enabled and on_terminal():
             _show("")
-            self._bar = live_line(lambda task: self.line(int(task.completed), task))
+            self._bar = _bar()
             self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, completed=step)
+            self._task = self._bar.add_task("", total=self.total, completed=step, line=self.line)
 
-    def line(self, step: int, timed: Any) -> str:
-        """The line at this step; a narrow terminal cuts its end.
-
-        Args:
-            step: the last step taken.
-            timed: has `speed`, in steps per second, and `time_remaining`, in seconds; None if unknown.
-        """
-        epoch = f"epoch {step / self.epoch:.2f}/{self.total / self.epoch:.3g}" if self.epoch else ""
-        speed = "" if timed.speed is None else f"{timed.speed:,.3g} it/s"
-        ahead = f"step {step:,}/{self.total:,}", f"ETA {clock(timed.time_remaining)}"
+    def line(self, task: Any) -> str:
+        """The line of a task of rich; a narrow terminal cuts its end."""
+        epoch = f"epoch {task.completed / self.epoch:.2f}/{self.total / self.epoch:.3g}" if self.epoch else ""
+        speed = "" if task.speed is None else f"{task.speed:,.3g} it/s"
+        ahead = f"step {task.completed:,}/{self.total:,}", f"ETA {clock(task.time_remaining)}"
         return "  ".join(filter(None, [self.label, *ahead, *self._values, epoch, speed, self._validated]))
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
         if self._bar is None or (time.monotonic() - self._shown < 0.1 and step < self.total):
             return
-        self._shown = time.monotonic()
-        self.values(loss, applied_step, accuracy())
+        self._shown, share = time.monotonic(), accuracy()
+        self._values = [
+            f"step size {applied_step:.2g}",
+            f"loss {loss:.4g}",
+            "" if share is None else f"acc {share:.3f}",
+        ]
         self._bar.update(self._task, completed=step)
-
-    def values(self, loss: float, applied_step: float, accuracy: float | None) -> None:
-        """Set the shown values to a step's."""
-        share = "" if accuracy is None else f"acc {accuracy:.3f}"
-        self._values = [f"step size {applied_step:.2g}", f"loss {loss:.4g}", share]
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show the result of an evaluation."""
@@ -125,26 +141,6 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def live_line(line: Callable[[Any], str]) -> Any:
-    """A `rich.progress.Progress` on standard error that shows one line.
-
-    Args:
-        line: maps one of its tasks to the line.
-    """
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    console = Console(stderr=True)
-
-    class Line(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(line(task), no_wrap=True, overflow="ellipsis")
-
-    return Bar(Line(), console=console)
 
 
 class Advance(NamedTuple):
@@ -179,50 +175,35 @@ class SweepProgress:
     LINE_SECONDS = 10
 
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
-        self.label, self.enabled, self.is_live = label, enabled, False
-        self._last = ""
-        self._begun = time.monotonic()
-        self.better = gt if mode == "max" else lt
+        self.label, self.enabled, self.better = label, enabled, gt if mode == "max" else lt
         self.steps, self.runs, self.processes = 0, 0, 1
+        self.best: tuple[float, str] | None = None
+        self._bar, self._last, self._begun = None, "", time.monotonic()
+        self._said = self._begun
         self._lock = Lock()  # one thread receives reports of workers, another draws the lines
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
         self._doing: dict[int, str] = {}
-        self._said = time.monotonic()
-        self.best: tuple[float, str] | None = None
 
     @contextmanager
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
         """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
         self.runs, self.processes = runs, processes
         self._over.clear()
-        self._said = time.monotonic()
-        with self.live():
-            yield
-
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        """Show the lines within the context, on a terminal only."""
-        self._begun = time.monotonic()
+        self._said = self._begun = time.monotonic()
         if not self.enabled or not on_terminal():
             yield
             return
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        console, over = Console(stderr=True), False
-
-        def shown() -> Text:
-            lines = [self.line()] if over else self.lines()
-            return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-
-        with hearing(lambda what: self.doing(0, what)), Live(get_renderable=shown, console=console):
-            self.is_live = True
+        with hearing(lambda what: self.doing(0, what)), _bar() as bar:
+            self._bar, self._task = bar, bar.add_task("", total=runs, line=self.line)
+            slots = range(processes) if processes > 1 else ()
+            tasks = [bar.add_task("", total=None, line=partial(self.line_of_worker, slot)) for slot in slots]
             try:
                 yield
             finally:
-                over, self.is_live = True, False
+                self._bar = None
+                for task in tasks:
+                    bar.remove_task(task)
 
     def say(self, line: str) -> None:
         """Show a line, unless it repeats the last one."""
@@ -238,22 +219,12 @@ class SweepProgress:
         share: float = 0.0,
         evaluated: Sequence["RunResult"] = (),
     ) -> None:
-        """Add progress.
-
-        Args:
-            steps: steps since the last call, of all runs together.
-            alive: lanes that still train.
-            ended: runs that have ended since.
-            share: progress of those that still train, from 0 to 1.
-            evaluated: other runs with a new evaluation.
-        """
+        """Add the progress since the last call, as in `Advance`; `evaluated` are other runs with a new evaluation."""
         best = None
         for result in (*ended, *evaluated):
             row = result.validations[-1] if result.validations else {}
             value = row.get("excess") if result.metric == "loss" and "excess" in row else row.get(result.metric)
-            if result.status == "diverged" or value is None:
-                continue
-            if best is None or self.better(value, best[0]):
+            if result.status != "diverged" and value is not None and (best is None or self.better(value, best[0])):
                 opt, lr = result.config["opt"], result.config["opt_options"].get("lr")
                 best = value, opt if lr is None else f"{opt} lr {lr:g}"
         self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
@@ -269,13 +240,13 @@ class SweepProgress:
             self._doing.pop(worker, None)
             if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
                 self.best = advance.best
-            now = time.monotonic()
-            if not self.is_live and self.enabled and now - self._said >= self.LINE_SECONDS:
-                self._said = now
-                alive = sum(lanes for lanes, _ in self._alive.values())
-                best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
-                values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
-                self.say(f"{self.label}  {values}")
+            share = sum(lanes * done for lanes, done in self._alive.values())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=len(self._over) + share)
+        elif self.enabled and time.monotonic() - self._said >= self.LINE_SECONDS:
+            self._said = time.monotonic()
+            parts = [f"{len(self._over)}/{self.runs} runs", *self._rate(), self._best()]
+            self.say(f"{self.label}  {', '.join(filter(None, parts))}")
 
     def forget_workers(self) -> None:
         """Forget what workers train, since one has died."""
@@ -287,62 +258,42 @@ class SweepProgress:
         with self._lock:
             self._doing[worker] = what
 
-    @property
-    def ended(self) -> int:
-        """Runs that have ended."""
-        return len(self._over)
-
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
         self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
-    def line(self) -> str:
-        """Runs, remaining time, best run, rate and activity."""
+    def line(self, task: Any) -> str:
+        """Runs, remaining time, best run, activity and rate."""
+        doing = self._doing.get(0, "") if self.processes == 1 else ""
+        counts = f"{self.label}  {len(self._over)}/{self.runs} runs  ETA {clock(task.time_remaining)}"
+        return "  ".join(filter(None, [counts, self._best(), doing, *self._rate()]))
+
+    def line_of_worker(self, slot: int, _: Any) -> str:
+        """The activity of a process."""
+        lanes, done = self._alive.get(slot, (0, 0.0))
+        trains = f"{lanes} in training, {done:.0%}" if lanes else "waits"
+        return f"  {slot + 1}  {self._doing.get(slot) or trains}"
+
+    def _best(self) -> str:
+        return "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
+
+    def _rate(self) -> tuple[str, str]:
         with self._lock:
             alive = sum(lanes for lanes, _ in self._alive.values())
-            share = sum(lanes * done for lanes, done in self._alive.values())
-            doing = self._doing.get(0, "") if self.processes == 1 else ""
-        best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
-        rate = f"{alive} in training  {self._rate:,.0f} trial-steps/s"
-        made = self.ended + share
-        left = (time.monotonic() - self._begun) / made * (self.runs - made) if made else None
-        counts = f"{self.label}  {self.ended}/{self.runs} runs  ETA {clock(left)}"
-        return "  ".join(filter(None, [counts, best, doing, rate]))
-
-    def lines(self) -> list[str]:
-        """All lines."""
-        return [self.line(), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
-
-    def workers(self) -> Sequence[str]:
-        """The activity of each process of this command, if there are several."""
-        if self.processes == 1:
-            return ()
-        with self._lock:
-            trains = {slot: f"{lanes} in training, {done:.0%}" for slot, (lanes, done) in self._alive.items() if lanes}
-            return [self._doing.get(slot) or trains.get(slot, "waits") for slot in range(self.processes)]
-
-    @property
-    def _rate(self) -> float:
-        """Steps per second."""
-        return self.steps / max(time.monotonic() - self._begun, 1e-9)
+        rate = self.steps / max(time.monotonic() - self._begun, 1e-9)
+        return f"{alive} in training", f"{rate:,.0f} trial-steps/s"
 
 
 class RunInPlan(Progress):
-    """Shows nothing, and reports the progress of a run trained alone to the view of its plan.
-
-    Args:
-        view: of the plan.
-    """
-
-    TOLD_SECONDS = 0.1
+    """Shows nothing, and reports the progress of a run trained alone to the view of its plan."""
 
     def __init__(self, view: SweepProgress) -> None:
         super().__init__(0, "", enabled=False)
-        self.view, self._step, self._told = view, 0, 0.0
+        self.view, self._step = view, 0
 
     def bar(self, total: int, label: str) -> Progress:
         """Itself, for a run of `total` steps, which may have restarted."""
-        self.total, self.label, self._told = total, label, 0.0
+        self.total, self.label, self._shown = total, label, 0.0
         return self
 
     def start(self, step: int) -> None:
@@ -352,14 +303,14 @@ class RunInPlan(Progress):
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Report this step, unless the last report is recent."""
-        if time.monotonic() - self._told >= self.TOLD_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._shown >= 0.1:
+            self._shown = time.monotonic()
             self.start(step)
 
     def end(self, result: "RunResult | None" = None) -> None:
         """Report the end of the run; None if it failed."""
-        made = 0 if result is None else max(0, result.steps - self._step)
-        self.view.advance(made, 0, [] if result is None else [result])
+        taken = 0 if result is None else max(0, result.steps - self._step)
+        self.view.advance(taken, 0, [] if result is None else [result])
 
 
 class StatusLine:
@@ -380,13 +331,13 @@ class StatusLine:
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Whether progress is shown on a terminal."""
+    return not _silent and sys.stderr is not None and sys.stderr.isatty()
 
 
 def say(line: str) -> bool:
     """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
-    if sys.stderr is None:
+    if sys.stderr is None or _silent:
         return False
     try:
         if _doing and not _hearers:

@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 from unicodedata import combining, east_asian_width
@@ -48,10 +47,7 @@ def located(error: "ErrorDetails", content: Any) -> list[int | str]:
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON.
-
-    NaN becomes None, and an infinity a word that YAML and pydantic read back.
-    """
+    """The value as strict JSON: NaN becomes None, and an infinity a word that YAML and pydantic read back."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -62,13 +58,7 @@ def plain(value: Any) -> Any:
 
 
 def strict_json(value: Any) -> str:
-    """`plain(value)` as text; most values are plain already, so the copy is made only for others.
-
-    Raises:
-        TypeError: a value cannot be written.
-    """
-    with suppress(TypeError, ValueError):
-        return json.dumps(value, allow_nan=False)
+    """`plain(value)` as text."""
     return json.dumps(plain(value), allow_nan=False)
 
 
@@ -116,12 +106,7 @@ def comparable(value: Any) -> Any:
 
 
 def cell(value: Any, digits: int = 4) -> str:
-    """A value as text for a table.
-
-    Args:
-        value: a number, an interval, a median time, counts by name, words, a list of words, or None.
-        digits: of numbers.
-    """
+    """A value as text for a table: a number, an interval, a median time, counts by name, words, a list, or None."""
     if value is None or value == [] or value == {}:
         return "-"
     if isinstance(value, bool):
@@ -156,14 +141,10 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def _median(value: "MedianTime", digits: int) -> str:
+    never = f"> {number(value.last, digits)}" if math.isfinite(value.last) else "never"
+
     def one(x: float) -> str:
-        return (
-            number(x, digits)
-            if math.isfinite(x)
-            else f"> {number(value.last, digits)}"
-            if math.isfinite(value.last)
-            else "never"
-        )
+        return number(x, digits) if math.isfinite(x) else never
 
     if value.low is None or value.high is None or math.isinf(value.low):
         return one(value.median)
@@ -200,34 +181,19 @@ def duration(seconds: float) -> str:
 def in_markdown(word: str) -> str:
     """Text in a cell of a Markdown table."""
     word = html.escape(clean(word), quote=False)
-    return re.sub(r"([\\`*_|\[\]~#!])", r"\\\1", word) if _is_wild(word) else word.replace("|", "\\|")
-
-
-def _is_wild(word: str) -> bool:
-    """Whether Markdown would read part of it as a link, code or an image; ordinary words stay as they are."""
-    return bool(re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word))
+    is_markup = re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word)  # ordinary words stay as they are
+    return re.sub(r"([\\`*_|\[\]~#!])", r"\\\1", word) if is_markup else word.replace("|", "\\|")
 
 
 _TEX = {
-    "\\": "\\textbackslash{}",
-    "{": "\\{",
-    "}": "\\}",
-    "$": "\\$",
-    "&": "\\&",
-    "#": "\\#",
-    "%": "\\%",
-    "_": "\\_",
-    "^": "\\textasciicircum{}",
-    "~": "\\textasciitilde{}",
-    "<": "\\textless{}",
-    ">": "\\textgreater{}",
-    "|": "\\textbar{}",
-}
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", **{letter: f"\\{letter}" for letter in "{}$&#%_"},
+}  # fmt: skip
 
 
 def in_tex(word: str) -> str:
     """Text in a cell of a TeX table."""
-    return "".join(_TEX.get(letter, letter) for letter in clean(word))
+    return clean(word).translate(str.maketrans(_TEX))
 
 
 def number_in_tex(word: str) -> str:

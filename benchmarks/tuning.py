@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 from bench.execute import Effort
 from bench.execute.cluster import Crew
-from bench.progress import SweepProgress
 from bench.tuning.spec import make_spec
 from bench.tuning.study import Study
 from bench.tuning.training import carry_out
@@ -51,5 +50,5 @@ def study(folder: Path, data: Path, steps: int, workers: int) -> tuple[float, fl
     crew = Crew(Effort(workers=str(workers)), spec.typical(places))
     begun = time.perf_counter()
     with crew:
-        carry_out([tuned], crew, Effort("lightning"), SweepProgress("", "min", enabled=False))
+        carry_out([tuned], crew, Effort("lightning"), progress=False)
     return time.perf_counter() - begun, sum(run.wall_s for run in tuned.result().runs)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.api.checking import listing
+from bench.api.checking import listed
 from bench.check import checks, parametrize_with_checks
 from bench.check.catalogue import GROUPS, catalogue
 from bench.check.report import Report, Verdict, read_verdict, write_verdict
@@ -294,9 +294,9 @@ def test_only_what_changes_results_or_blocks_a_set_up_is_a_fault() -> None:
 
 
 def test_all_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["check", "--list"]) == 0
-    assert capsys.readouterr().out == listing() + "\n"
-    assert all(f"{check.name}: {check.meaning}" in listing() and check.advice for check in CHECKS.values())
+    assert dispatch(["list", "checks"]) == 0
+    assert capsys.readouterr().out == f"{listed()}\n"
+    assert all(f"{check.name}: {check.meaning}" in str(listed()) and check.advice for check in CHECKS.values())
 
 
 def test_quick_checks_are_all_but_the_integration() -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ import bench.sweeps.sensitivity
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.programs import Program
-from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
 from tests.tiny import ROOT
 
@@ -94,32 +95,30 @@ def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, u
 
 
 @pytest.mark.deep
-def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: None) -> None:
+def test_the_tuned_settings_train_as_tuned_and_a_stored_comparison_needs_no_torch(cli) -> None:
+    words = [word.replace("my.py:Signs", "ngd") for word in COMPARE]
+    answer = cli(*words)
+    line = "bench fit --config compared/synthetic/ngd/tuned/synthetic/ngd.yaml --device cpu"
+    assert f"use ngd as tuned: {line}\n" in answer.out
+    assert cli(*line.split()[1:]).err == "bench: already stored; --rerun trains again\n"
+    program = f"import sys; from bench.cli import dispatch; dispatch({words}); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, answer.out)
+
+
+@pytest.mark.deep
+def test_the_board_has_the_named_optimizers_as_these_studies_tuned_them(cli, unchecked: None) -> None:
     """Another study of the reference has more trials, and an optimizer outside the comparison is tuned."""
     for opt in ("gd", "ngd"):
         cli("tune", "--task", "synthetic", "--opt", opt, "--opt.lr", "0.1,1,2", *COMPARE[9:], "--report_seeds", "2")
-    rows = {row["opt"]: row for row in json.loads(cli(*COMPARE, "--json").out)["boards"][0]["tables"][0]["rows"]}
-    assert {name: (row["trials"], row["n"]) for name, row in rows.items()} == {
-        "gd": (2, 7),
-        "my.py:Signs": (2, 7),
-        "ngd": (3, 2),
-    }
-    only = json.loads(cli(*COMPARE, "--against", "gd", "--json").out)["boards"][0]["tables"][0]["rows"]
-    assert {row["opt"] for row in only} == {"gd", "my.py:Signs"}
+    rows = json.loads(cli(*COMPARE, "--json").out)["boards"][0]["tables"][0]["rows"]
+    assert {row["opt"]: (row["trials"], row["n"]) for row in rows} == {"gd": (2, 7), "my.py:Signs": (2, 7)}
 
 
 @pytest.mark.deep
 def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
-    answer = cli(
-        *(w for w in COMPARE if w not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")),
-        "--trials",
-        2,
-        "--report_seeds",
-        3,
-        "--against",
-        "gd,ngd",
-        "--json",
-    )
+    words = [word for word in COMPARE if word not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")]
+    answer = cli(*words, "--trials", 2, "--report_seeds", 3, "--against", "gd,ngd", "--json")
     found = json.loads(answer.out)
     rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
     assert "my.py:Signs: no fault" in answer.err
@@ -144,20 +143,10 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
-def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
-    monkeypatch.setattr("bench.tuning.training.execute", wait_before_anybody_listens)
-    answer = cli(*COMPARE, "--budget", "0.5s")
-    assert answer.code == 1
-    assert "the budget of 0.5s is spent; this is the result so far, and the same command continues" in answer.err
-    assert "no winner has run on fresh seeds yet" in answer.out
-
-
-@pytest.mark.deep
 def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store: Path) -> None:
-    steps = json.loads(cli(*COMPARE, "--dry-run", "--json").out)
-    assert [(step["spec"]["opt"], step["trials"], step["fresh"]) for step in steps] == [
-        (opt, [2, 0], [7, 0]) for opt in ("gd", "my.py:Signs")
+    rows = json.loads(cli(*COMPARE, "--dry-run", "--json").out)
+    assert [(row["opt"], row["trials"], row["fresh"]) for row in rows] == [
+        (opt, [0, 2], [0, 7]) for opt in ("gd", "my.py:Signs")
     ]
     assert not store.exists()
     assert not Path("compared").exists()
@@ -201,7 +190,7 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
             "--opt.adamw.lr: it is not part of the comparison; name it with",
         ),
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, so they are different problems"),
+        ("--task mnist --opt gd,sgd", "gd of full and sgd of 100 samples a batch are different problems"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: trials have several"),
     ],
@@ -209,12 +198,6 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
 def test_words_that_cannot_be(cli, store: Path, words: str, message: str) -> None:
     assert message in fails(cli, "compare", *words.split())
     assert not store.exists()
-
-
-def test_missing_data_are_one_line(cli, unchecked: None, tmp_path: Path) -> None:
-    answer = cli("compare", "--task", "mnist", "--opt", "sngd", "--device", "cpu", "--data", tmp_path / "none")
-    assert answer.code == 2
-    assert answer.err.splitlines()[-1].startswith("bench: error: missing data: train-images-idx3-ubyte.gz")
 
 
 @pytest.mark.deep
@@ -263,7 +246,7 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     # There are none for other settings, which is reported.
     other = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words[:2], "--trainer.max_steps", "6",
                 "--device", "cpu", "--dry-run")  # fmt: skip
-    assert "reference results exist for synthetic with --trainer.max_steps 5; gd is tuned again" in other.err
+    assert "gd: tuned again, since not all have reference results with these settings, trials and seeds" in other.err
     assert "gd" in other.out
     alone = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--no-reference", "--dry-run")
     assert "reference results" not in alone.err
@@ -279,38 +262,17 @@ def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pyt
     for given, trials in ((("--trials", 3), "3 trials of 2 seeds"), (("--seeds", 3), "9 trials of 3 seeds")):
         answer = cli(*words, *given)
         assert f"ngd against gd on mha_dm1: {trials}" in answer.out
-        assert (
-            "gd is tuned again, so that budgets are equal: the reference results have 17 trials of 5 seeds"
-            in answer.err
-        )
-    for given, said in ((("ps",), "ps"), (("adamw", "ps"), "adamw and ps")):
-        answer = cli(*words, "--against", ",".join(given))
-        assert f"({said}: reference results of 17 trials): 17 trials of 5 seeds" in answer.out
+        assert "gd: tuned again, since not all have reference results with these" in answer.err
+    for against, names in (("ps", "ps"), ("adamw,ps", "adamw and ps")):
+        answer = cli(*words, "--against", against)
+        assert f"({names}: reference results of 17 trials): 17 trials of 5 seeds" in answer.out
         assert "92 runs minus stored ones" in answer.out
         assert "92 runs to do" in answer.out
-    assert "gd and sgdm are tuned again: not all have reference results" in cli(*words, "--against", "gd,sgdm").err
-
-
-def test_a_baseline_at_the_floor_is_said_before_tuning(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_REFERENCE", str(ROOT / "results/reference/runs"))
-    words = ("compare", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--dry-run")
-    said = "gd reaches the floor of the metric here, so this may end in ties only: "
-    assert said in cli(*words).err
-    assert said not in cli(*words, "--no-reference").err
+    assert "gd and sgdm: tuned again, since not all" in cli(*words, "--against", "gd,sgdm").err
 
 
 def test_an_optimizer_that_ignores_the_schedule_is_named_before_training(cli) -> None:
-    words = (
-        "compare",
-        "--task",
-        "synthetic",
-        "--opt",
-        "ps",
-        "--device",
-        "cpu",
-        "--trainer.max_steps",
-        "5",
-        "--dry-run",
-    )
-    assert "has no effect on" not in cli(*words).err
-    assert "--trainer.schedule has no effect on ps: it needs none" in cli(*words, "--trainer.schedule", "cosine").err
+    words = ("compare", "--task", "synthetic", "--opt", "ps", "--device", "cpu", "--trainer.max_steps", "5")
+    assert "has no effect on" not in cli(*words, "--dry-run").err
+    answer = cli(*words, "--trainer.schedule", "cosine", "--dry-run")
+    assert "--trainer.schedule has no effect on ps: it needs none" in answer.err

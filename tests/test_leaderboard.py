@@ -162,7 +162,7 @@ def test_a_store_without_finished_runs_says_so(cli, store):
         (("--opt", "addam"), "did you mean 'adam'"),
         (("--task", ","), "it is empty"),
         (("--target", "nan"), "not a finite number"),
-        (("--target", "x"), "not a finite number"),
+        (("--target", "x"), "--target x: it must be a number"),
         (("--reference", "sgdd"), "did you mean 'sgd'"),
         (("--settings", "worst"), "unknown settings 'worst'"),
     ],

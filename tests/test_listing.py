@@ -133,7 +133,7 @@ def several(store):
     [
         ("", "ps adam ngd sgd"), ("--task synthetic", "ngd"), ("--task mnist,synthetic --opt sgd,ngd", "ngd sgd"),
         ("--status failed", "ps"), ("--status completed,running", "adam ngd sgd"), ("--since 2026-11-03", "ps adam"),
-        ("--since 2026-11-03T18:00", "ps"), 
+        ("--since 2026-11-03T18:00", "ps"),
         ("--all --status failed --task mnist", "ps"),
     ],
 )  # fmt: skip

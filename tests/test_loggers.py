@@ -18,21 +18,9 @@ CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step"
 
 
 def fit(store: Path, *words: str) -> int | str | None:
+    run = ["fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", str(STEPS), "--store", str(store)]
     with pytest.raises(SystemExit) as exit_:
-        main(
-            [
-                "fit",
-                "--task",
-                "synthetic",
-                "--opt",
-                "ngd",
-                "--trainer.max_steps",
-                str(STEPS),
-                "--store",
-                str(store),
-                *words,
-            ]
-        )
+        main([*run, *words])
     return exit_.value.code
 
 

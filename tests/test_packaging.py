@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PLAIN = {
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna",
     "numpy", "scipy", "pydantic", "pyyaml", "rich", "cyclopts", "pyarrow", "duckdb", "distributed", "jinja2",
-    "altair", "vl-convert-python", "pandas", "pillow", "pytest", "pytest-timeout", "pytest-xdist",
+    "typing-extensions", "altair", "vl-convert-python", "pandas", "pillow", "pytest", "pytest-timeout", "pytest-xdist",
 }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_the_wheel_runs_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     assert "completed" in run([program, "fit", *short, "--opt", "ngd"])
     assert "ngd" in run([program, "check", "ngd", "--only", "builds,resume"])
     assert "usable opt.lr" in run([program, "sweep", *short, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2"])
-    assert "vasudeva2025/fixed-decoder" in run([program, "reproduce", "--list"])
+    assert "vasudeva2025/fixed-decoder" in run([program, "list", "experiments"])
     assert "my_opt/README.md" in run([program, "new", "optimizer", "my_opt"])
     assert run([str(python), "-c", "import bench; print(len(bench.load()))"]) == "5\n"
     typed = {str(Path(packages) / top / "py.typed") for top in ("bench", "tasks", "optimizers")}

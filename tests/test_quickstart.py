@@ -8,7 +8,6 @@ import pytest
 
 import bench.api.introduction
 from bench.cli.commands import parse
-from bench.results.table import Board, Table
 from bench.store.store import Store
 from tests.test_cli import fails
 
@@ -66,4 +65,4 @@ def test_a_plot_that_cannot_be_written_is_refused_before_training(cli, store: Pa
 )
 def test_the_verdict_in_words(verdicts: dict[str, str], said: str) -> None:
     rows = [{"opt": opt, "verdict": verdict} for opt, verdict in verdicts.items()]
-    assert said in bench.api.introduction._said(Board("quality", "", [Table("", [], rows)]))
+    assert said in bench.api.introduction.verdict_in_words(rows)

@@ -1,7 +1,6 @@
 """Reference results beside the user's, and `bench verify`, which repeats runs of them."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench.api.verification import judge
@@ -96,24 +94,18 @@ def test_an_own_optimizer_is_compared_with_them_whatever_the_version_of_torch(
     assert board(cli, "--no-reference").keys() == {"mine"}
 
 
-def test_ones_own_runs_of_other_versions_are_refused_as_before(cli: Cli, reference: Path, store: Path) -> None:
-    keep(store, *seeds("adam", [0.9] * 2, name="mine", versions=HERE | {"torch": "2.99.0"}))
-    keep(store, *seeds("adam", [0.9] * 2, name="other", versions=HERE))
-    answer = cli("leaderboard")
-    assert answer.code == 2
-    assert "runs of several versions of torch: 2.15.0 (2 runs), 2.99.0 (2 runs)" in last_line(answer)
 
 
 def test_an_own_run_takes_the_place_of_the_shipped_one_and_more_seeds_join(
     cli: Cli, reference: Path, store: Path
 ) -> None:
-    keep(store, make_run("adam", 0, 0.2, versions=HERE), make_run("adam", 7, 0.97, versions=HERE | {"torch": "2.99.0"}))
-    answer = cli("leaderboard", "--format", "json", "--reference", "adam", "--mixed-versions")
+    keep(store, make_run("adam", 0, 0.2, versions=HERE), make_run("adam", 7, 0.97, versions=HERE))
+    answer = cli("leaderboard", "--format", "json", "--reference", "adam")
     assert answer.code == 0
     assert "different results" not in answer.err  # it is no conflict
     row = {row["opt"]: row for row in strict_json(answer.out)[0]["tables"][0]["rows"]}["adam"]
     assert row["n"] == 8
-    assert row["flags"][0].startswith("6 of 8 shipped (torch 2.15.0 and 2.99.0, ")
+    assert row["flags"][0].startswith("6 of 8 shipped")
     finals = cli("sql", "select final from runs where opt = 'adam' and seed = 0", "--format", "csv").out.split()
     assert finals == ["final", "0.2"]
 
@@ -195,16 +187,6 @@ def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, 
     assert all(each["claimed"]["value"] > each["again"]["value"] + 9 for each in strict_json(answer.out))
 
 
-def test_a_run_with_a_damaged_curve_is_not_confirmed(cli: Cli, swept: Path, tmp_path: Path) -> None:
-    shutil.copytree(swept, tmp_path / "copy")
-    for curve in (tmp_path / "copy").glob("*/done/curve.parquet"):
-        curve.write_bytes(curve.read_bytes()[:-100])
-    answer = cli("verify", tmp_path / "copy", "--runs", 1, "--json")
-    [row] = json.loads(answer.out)
-    assert (answer.code, row["verdict"], row["again"]) == (1, "refuted", None)
-    assert "cannot read the tables of run" in row["why"]
-
-
 def test_a_run_that_cannot_be_trained_here_stops_no_other(cli: Cli, tmp_path: Path) -> None:
     store = tmp_path / "runs"
     assert cli("fit", "--task", "synthetic", "--opt", "gd", "--trainer.max_steps", 20, "--store", store).code == 0
@@ -269,28 +251,6 @@ def test_a_verdict_follows_from_rounding_and_the_noise_of_seeds() -> None:
     assert judge(claimed, other(claimed, status="diverged", final=None), others)[0] == "refuted"
     lost = [replace(others[0], status="diverged", final=None), *others[1:]]
     assert judge(claimed, other(claimed, status="diverged", final=None), lost)[0] == "undecided"
-
-
-@pytest.mark.deep
-def test_the_noise_of_seeds_alone_refutes_as_seldom_as_promised() -> None:
-    draw = np.random.default_rng(0)
-    refuted, rounds = 0, 4000
-    for _ in range(rounds):
-        first, again, *rest = draw.normal(0.5, 0.01, 8)
-        claimed, *others = runs_of(first, *rest)
-        refuted += judge(claimed, other(claimed, final=float(again)), others)[0] == "refuted"
-    assert refuted / rounds < 0.005 + 4 * math.sqrt(0.005 / rounds)
-
-
-def test_words_that_cannot_be_meant(cli: Cli, swept: Path) -> None:
-    def said(answer: Answer) -> str:
-        assert answer.code == 2
-        return last_line(answer)
-
-    assert "--runs 0" in said(cli("verify", swept, "--runs", 0))
-    assert "there are runs of gd, ngd" in said(cli("verify", swept, "--opt", "adam"))
-    assert "there is no store none" in said(cli("verify", "none"))
-    assert "this installation has no reference results" in said(cli("verify"))
 
 
 # -- what is published ------------------------------------------------------------------------------------------------

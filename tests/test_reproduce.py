@@ -337,7 +337,7 @@ def test_the_same_command_resumes_an_interrupted_experiment(
     ("words", "message"),
     [
         (("nobody/tny",), "unknown experiment 'nobody/tny'; did you mean 'nobody/tiny'?"),
-        ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
+        ((), "name an experiment: bench reproduce NAME; see `bench list experiments`"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "two"), "--seeds two: write how many"),
         (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),

@@ -1,10 +1,6 @@
 """Search spaces and designs: parsing, the points to try next, when a grid grows, and replay of smaller budgets."""
 
-import itertools
-import json
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,8 +12,8 @@ from bench.errors import UserError
 from bench.store.reports import edges_of
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, Design, Scores, Wanted
-from bench.tuning.space import point_key, read_space, space_as_json, space_from_json
-from bench.tuning.spec import default_trials
+from bench.tuning.space import point_key, read_space
+from bench.tuning.spec import trials_of
 from optimizers import OPTIMIZERS, LogUniform
 
 LR = LogUniform(1e-3, 1e1)
@@ -37,7 +33,7 @@ often = settings(max_examples=200, deadline=None, derandomize=True, database=Non
         ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": LogUniform(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
         ("muon", {"opt.rest": "sgd"}, {"opt.lr": LogUniform(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with its own lr
         ("sgd", {"opt.lr": "1e-2:1:3"}, {"opt.lr": (0.01, 0.1, 1.0)}, {}),
-        ("sgd", {"opt.lr": "0.5, 1e-1,"}, {"opt.lr": (0.5, 0.1)}, {}),
+        ("sgd", {"opt.lr": "0.5, 1e-1, 0.5,"}, {"opt.lr": (0.5, 0.1)}, {}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": 0.1}, {"opt.momentum": (0.0, 0.9)}, {"opt.lr": 0.1}),
         ("sgd", {"opt.nesterov": "true,false", "opt.momentum": "0.9,"},
          {"opt.lr": LR, "opt.nesterov": (True, False)}, {"opt.momentum": "0.9"}),
@@ -59,7 +55,7 @@ def test_searched_and_fixed_settings(opt: str, words: dict, space: dict, fixed: 
 def test_every_optimizer_is_tuned_with_nine_trials_by_default(name: str) -> None:
     space, fixed = read_space({}, name)
     assert (list(space), fixed) == ([f"opt.{key}" for key in OPTIMIZERS[name].search], {})
-    assert len(Design(space, "grid").wanted(default_trials(Design(space, "grid")))) == 9
+    assert trials_of(Design(space, "grid"), None) == 9
 
 
 RANGE = "a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100"
@@ -73,14 +69,13 @@ GRID = "a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least
           for word in ("1:0.1", "0:1", "a:1", "1:", ":", "1:inf", "nan:1", "1e-200:1", "0.1,1:2")),
         *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: {GRID}") for word in ("1:0.1:3", "1:2:1", "1:2:x", "::")),
         ("ngd", {"opt.lr": ","}, "--opt.lr ,: the list is empty"),
-        ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is given twice; give each value once"),
         ("ngd", {"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it takes a number"),
         ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it takes a whole number"),
         ("sgd", {"opt.nesterov": "1:2"},
          "--opt.nesterov 1:2: it takes true or false, which has no range; give values such as A,B"),
         ("ngd", {"opt.lrr": "1e-3:1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngdd", {}, "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
-        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: no setting of sps is left to tune"),
+        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "no setting of sps is left to tune: give a range"),
         ("ngd", {"task": "synthetic", "task.n": "10,20"},
          "--task.n 10,20: only hyperparameters (--opt.NAME) are tuned; give one value"),
     ],
@@ -89,26 +84,6 @@ def test_words_that_are_refused(opt: str, words: dict, error: str) -> None:
     with pytest.raises(UserError) as raised:
         read_space(words, opt)
     assert str(raised.value).startswith(error)
-
-
-scalars = (
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.sampled_from(["task", "inf", ""])
-)
-ranges = st.tuples(st.floats(1e-100, 1e99), st.floats(1.001, 10)).map(
-    lambda ends: LogUniform(ends[0], ends[0] * ends[1])
-)
-
-
-@often
-@given(
-    st.dictionaries(
-        st.sampled_from(["opt.lr", "opt.a", "opt.z"]), ranges | st.lists(scalars, min_size=1, max_size=4).map(tuple)
-    )
-)
-def test_a_space_survives_json(space: dict) -> None:
-    text = json.dumps(space_as_json(space), allow_nan=False, sort_keys=True)
-    again = space_from_json(json.loads(text))
-    assert list(map(repr, again.items())) == list(map(repr, space.items()))  # with order, types, and signs of zeros
 
 
 def test_equal_points_have_one_key() -> None:
@@ -191,8 +166,7 @@ def test_a_grid_grows_only_so_far() -> None:
     for design, trials in ((GRID1, 1), (GRID1, 5), (pairs, 2), (pairs, 4)):
         for sign in (1, -1):
             order, _ = simulate(design, lambda p, sign=sign: sign * p["opt.lr"], trials)
-            assert len(order) == trials + design.may_grow_by(trials)
-    assert (GRID1.may_grow_by(5), pairs.may_grow_by(4)) == (EXTENSION_LIMIT, 2 * EXTENSION_LIMIT)
+            assert len(order) == trials + EXTENSION_LIMIT * (design.combinations if trials > design.combinations else 0)
 
 
 def test_a_grid_of_two_ranges_goes_outwards_and_grows_beside_its_best() -> None:
@@ -228,8 +202,6 @@ def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps() -> None:
         ({"opt.lr": (1, 2)}, 2, 3,
          "--trials 3: these values make 2 settings: write --trials 2, or give a range (LOW:HIGH)"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001, "--trials 1001: a grid has at most 1000 points here"),
-        ({"opt.lr": LR, "opt.c": LogUniform(1, 9)}, 9, 0,
-         "--opt.c 1:9: narrower than a decade; use --sampler qmc, or give values such as A,B"),
     ],
 )  # fmt: skip
 def test_grids_that_are_refused(space: dict, trials: int, total: int, error: str) -> None:
@@ -247,16 +219,6 @@ def test_a_sequence_fills_the_box() -> None:
     points = [(0.01, 0.9), (0.001, 0.99), (0.1, 0.0), (0.0003162, 0.9), (0.03162, 0.99), (0.003162, 0.0)]
     assert [tuple(wanted.point.values()) for wanted in design.wanted(6)] == points
     assert [wanted.kind for wanted in design.wanted(4, 6)] == ["design"] * 4 + ["top-up"] * 2
-
-
-def test_equal_points_are_tried_once() -> None:
-    design = Design({"opt.a": (1, 2), "opt.b": (True, False), "opt.c": ("x", "y", "z")}, "qmc")
-    assert {tuple(wanted.point.values()) for wanted in design.wanted(12)} == set(
-        itertools.product((1, 2), (True, False), ("x", "y", "z"))
-    )
-    with pytest.raises(UserError, match="--trials 13: there are only 12 settings; request no more, or widen a range"):
-        design.wanted(5, 13)
-    assert sorted(rates(Design({"opt.lr": LogUniform(1.0, 1.002)}, "qmc"), 3)) == [1.0, 1.001, 1.002]
 
 
 @often
@@ -284,7 +246,7 @@ def designs(draw) -> tuple[Design, int]:
     at = draw(st.integers(0, len(axes)))
     axes[at:at] = [draw(decades)]
     if draw(st.booleans()):
-        axes.append(draw(decades.filter(lambda axis: axis.high > 9 * axis.low)))
+        axes.append(draw(decades))
     design = Design({f"opt.{'abcd'[i]}": axis for i, axis in enumerate(axes)}, sampler)
     return design, 6 * design.step if sampler == "grid" else 14
 
@@ -326,24 +288,6 @@ def test_tuning_ends_and_smaller_budgets_are_prefixes(drawn, data, mode, least) 
         assert max(known[point_key(best)] or 0.0, least) == (min(finite) if mode == "min" else max(finite))
 
 
-@pytest.mark.deep
-@often
-@given(designs(), st.data(), st.sampled_from(["min", "max"]))
-def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode) -> None:
-    design, most = drawn
-    trials = data.draw(st.integers(1, most // design.step)) * design.step
-    total = data.draw(st.integers(0, most))
-    order, known = simulate(design, scores_of(design, data), trials, total, mode)
-    so_far: dict[str, float | None] = {point_key({"opt.z": 1}): -1e9}  # a point of another design
-    before = design.wanted(trials, total, Scores(so_far, mode))
-    for key in data.draw(st.permutations(list(known))):  # workers finish in any order
-        so_far[key] = known[key]
-        after = design.wanted(trials, total, Scores(so_far, mode))
-        assert after[: len(before)] == before
-        before = after
-    assert before == order
-
-
 def test_the_edge_is_that_of_the_tried_numbers() -> None:
     grown = [wanted.point for wanted in simulate(GRID1, valley(1e-4), 5)[0]]
     assert edges_of(["opt.lr"], grown, {"opt.lr": 1e-4}) == []
@@ -351,8 +295,3 @@ def test_the_edge_is_that_of_the_tried_numbers() -> None:
     points = [wanted.point for wanted in Design({"opt.n": (True, False), "opt.lr": (1.0, 0.1, 10.0)}, "grid").wanted(6)]
     assert [edges_of(["opt.n", "opt.lr"], points, point) for point in points[:3]] == [[], ["lr"], ["lr"]]
     assert not edges_of(["opt.c"], [{"opt.c": 1}, {"opt.c": 2}], {"opt.c": 1})  # two values are no range
-
-
-def test_torch_and_optuna_are_not_imported() -> None:
-    code = "import bench.tuning.design, sys; print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

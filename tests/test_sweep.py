@@ -1,17 +1,12 @@
 """`bench sweep`: what is stored and shown, what stops it, and how it continues."""
 
 import errno
-import io
 import json
-import re
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,12 +21,10 @@ import bench.execute.here
 import bench.store.files
 import bench.sweeps.sensitivity
 from bench.config.run_config import RunConfig, decided, resolve
-from bench.config.settings import described
 from bench.config.values import read_seeds
 from bench.execute.choice import Choices, single_step
 from bench.lanes.engine import Lanes
-from bench.progress import RunInPlan, SweepProgress
-from bench.store.record import RunResult
+from bench.progress import SweepProgress
 from bench.store.store import Store
 from bench.sweeps.grid import configurations
 from bench.train.memory import Peak
@@ -98,11 +91,6 @@ def finished(store: Path) -> dict[str, int]:
     return {path.parents[1].name: len(path.read_text().splitlines()) for path in paths}
 
 
-def begun(configs: Iterable[RunConfig]) -> list[RunResult]:
-    """The records of runs at the start of lanes."""
-    return [RunResult(**described(config), engine="lanes") for config in configs]
-
-
 def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
     """All files of a folder, with times and sizes."""
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
@@ -154,32 +142,6 @@ def tiny_task() -> None:
 # -- results --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
-    words = ("--opt", "ngd,adam", "--opt.lr", "0.1,1", "--opt.adam.lr", "0.01,0.1", "--seeds", 2, *LANES)
-    named = strict_json(cli("sweep", *SMALL, *words, "--dry-run", "--json").out)
-    answer = cli("sweep", *SMALL, *words, "--out", "here/below")
-    assert answer.code == 0, answer.err
-    runs = {run.run_id: run for run in Store(store).runs()}
-    assert runs.keys() == named.keys()
-    assert statuses(store) == {("completed", "lanes"): 8}
-    assert all(len(Store(store).tables(run_id)["curve"]["step"]) == STEPS for run_id in runs)
-    listed = cli("list", "runs", "--all").out.splitlines()[1:]
-    assert sorted(line.split()[0] for line in listed) == sorted(runs)
-    for run_id, run in runs.items():
-        settings = named[run_id]
-        fit = ("--opt", settings["opt"], "--opt.lr", settings["opt.lr"], "--seed", settings["seed"])
-        again = cli("fit", *SMALL, *fit, "--json")
-        assert again.err == "bench: already stored; --rerun trains again\n"
-        assert strict_json(again.out)["final"] == run.final
-
-    for word in ("ngd", "adam", "opt.lr", "median train loss", "0/2", "here/below"):
-        assert word in answer.out
-    folder = here / "here" / "below"
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert "Made by `bench sweep --task synthetic --trainer.max_steps 20 " in (folder / "sensitivity.md").read_text()
-
-
 def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, store, here):
     answer = cli("sweep", *SMALL, *FOUR, "--dry-run")
     assert answer == (
@@ -205,18 +167,6 @@ def test_the_same_command_trains_nothing_again(sweep, store, trained):
     assert again == (0, first.out, "all 4 runs are stored\n")
     assert trained == []
     assert same(outcome(store), before)
-
-
-@pytest.mark.deep
-def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
-    sweep(*FOUR, *LANES)
-    words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
-    code = (
-        f"import sys; from bench.cli import dispatch; dispatch({words});"
-        " assert not {'torch', 'lightning'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "all 4 runs are stored\n")
 
 
 @pytest.mark.parametrize(
@@ -488,17 +438,6 @@ def test_the_same_command_resumes_after_a_signal(sweep, store, interrupt, whole,
     assert same(outcome(store), whole)
 
 
-def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks, monkeypatch):
-    interrupt(4 * 12)
-    with monkeypatch.context() as patch:
-        patch.setattr("bench.train.runner.now", lambda: "2026-11-01T12:00:00Z")
-        assert sweep(*FOUR, *LANES, *OFTEN).code == 130
-    breaks(RuntimeError("made again"), before=12)
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
-    assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
-    assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
-
-
 def test_blocks_of_another_width_are_removed_when_their_runs_have_finished(sweep, store, interrupt):
     interrupt(8 * 12)
     assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 8, *OFTEN).code == 130
@@ -508,69 +447,10 @@ def test_blocks_of_another_width_are_removed_when_their_runs_have_finished(sweep
     assert statuses(store) == {("completed", "lanes"): 16}
 
 
-def test_a_signal_among_single_runs(sweep, store, monkeypatch):
-    update = RunInPlan.update
-
-    def update_and_interrupt(self, now, *rest):
-        if now >= 8:
-            signal.raise_signal(signal.SIGINT)
-        update(self, now, *rest)
-
-    words = (*FOUR, "--engine", "lightning", "--trainer.val_every", 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunInPlan, "update", update_and_interrupt)
-        answer = sweep(*words)
-    assert (answer.code, answer.out, answer.err.splitlines()[-1]) == (130, "", STOPPED)
-    assert Counter(run.status for run in Store(store).runs()) == {"killed": 1}
-    assert sweep(*words).code == 0
-    assert statuses(store) == {("completed", "lightning"): 4}
-
-
 # -- several at once ------------------------------------------------------------------------------------------------
 
 
-class Asleep:
-    """A fake `time` module for a waiting sweep: scheduled events happen when it sleeps."""
-
-    def __init__(self, *due: Callable[[], object]) -> None:
-        self.due = list(due)
-
-    perf_counter, time = staticmethod(time.perf_counter), staticmethod(time.time)
-
-    def sleep(self, seconds: float) -> None:
-        self.due.pop(0)()
-
-
-def test_runs_of_another_process_are_waited_for(sweep, store, monkeypatch, trained, tmp_path):
-    sweep(*FOUR, *LANES, "--store", tmp_path / "other")
-    done = {run.run_id: run for run in Store(tmp_path / "other").runs()}
-    attempt = Store(store).begin(begun(configs_of(store)))
-
-    def ends() -> None:
-        attempt.end([replace(done[run.run_id], thinned=True) for run in attempt.runs])
-
-    monkeypatch.setattr(bench.execute.execute, "time", Asleep(lambda: None, ends))
-    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
-    trained.clear()
-    answer = sweep(*FOUR, *LANES)
-    assert answer.code == 0
-    assert trained == []
-    assert answer.err.splitlines()[0] == "waiting for 4 runs of other processes"
-    assert "4/4 runs" in answer.err.splitlines()[1]
-    assert answer.err.count("\n") == 2
-
-
 # -- disks ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_for_the_output_that_is_none(cli, store, here):
-    (here / "file").touch()
-    for out in ("file", "file/below"):
-        answer = cli("sweep", *SMALL, *FOUR, "--out", out)
-        assert answer.code == 2
-        assert last_line(answer).startswith(f"cannot write to {out}: ")
-        assert last_line(answer).endswith("; choose another with --out DIR")
-    assert not store.exists()
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
@@ -588,44 +468,4 @@ def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
     assert "trial-steps/s, best 0.0" in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        (120, r"sweep synthetic  4/4 runs  ETA 0:00  best \S+ \(\w+ lr 1\)  0 in training  [\d,]+ trial-steps/s"),
-        (60, r"sweep synthetic  4/4 runs  ETA 0:00  best \S+ \(\w+ lr.*…"),
-    ],
-)
-def test_progress_on_a_terminal_is_one_line(sweep, monkeypatch, columns, words):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    answer = sweep(*FOUR, *LANES)
-    assert answer.code == 0
-    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "\n").split("\n")
-    assert max(map(len, lines)) <= columns
-    assert re.fullmatch(f"{words} *", [line for line in lines if "ETA" in line][-1])
-    assert "opt.lr" in answer.out
-
-
 # -- words ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "--opt is missing: name one or more optimizers, such as --opt ngd,adam"),
-        ("--task synthetic --opt ngd --opt.lrr 1,2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--task synthetic --opt sngd --tuned", "nothing is tuned for synthetic with sngd"),
-        ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
-    ],
-)
-def test_a_wrong_request(cli, store, here, words, message):
-    answer = cli("sweep", *words.split())
-    assert answer.code == 2
-    assert message in last_line(answer)
-    assert list(here.iterdir()) == []

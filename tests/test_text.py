@@ -19,7 +19,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.commands.data import states
+from bench.commands.data import data_set
 from bench.commands.doctor import data_diagnoses
 from bench.config.options import read_options
 from bench.config.run_config import resolve
@@ -621,8 +621,8 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
-    found = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text)}
+    found = {file.path.name: (file.state, file.size) for file in data_set(TASKS["mnli"], real_text, {}).files}
     assert found["validation_matched.parquet"] == ("whole", "9,815 rows")
     state, size = found["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
-    assert [file.state for file in states(TASKS["sst2"], real_text)] == ["whole", "whole"]
+    assert [file.state for file in data_set(TASKS["sst2"], real_text, {}).files] == ["whole", "whole"]

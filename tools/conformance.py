@@ -84,7 +84,7 @@ and checked as it
 is installed, on small problems, with one thread; steps that call `torch.compile` ran uncompiled. \
 [The same as a page](matrix.html) has the message of each
 failure behind its cell. `bench check module:Class` repeats one and gives advice; \
-`bench check --list` lists the checks and what they tolerate.
+`bench list checks` lists the checks and what they tolerate.
 
 Included are all public optimizer classes of torch.optim, of {", ".join(list(PACKAGES)[:-1])} and {list(PACKAGES)[-1]},
 in the versions given in the table, and this suite's own. \

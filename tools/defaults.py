@@ -70,53 +70,40 @@ STUCK: Mapping[tuple[str, str], Sequence[Point]] = {("text", "sps"): [{"c": 2.15
 def choice(studies: Mapping[str, StudyRecord], stuck: Sequence[Point] = ()) -> Point | None:
     """The point with the smallest gap to the best score, on the task with the largest gap; the middle one of equals.
 
-    Args:
-        studies: of one optimizer, by task. Only points that all of them have tried count.
-        stuck: points that do not count.
-
-    Returns:
-        Settings by name without `opt.`; None if no point has a score on every task.
+    `studies` are of one optimizer, by task; only points that all of them have tried count, without those `stuck`. None
+    if no point has a score on every task.
     """
     gaps: dict[str, list[float]] = {}
     points: dict[str, Point] = {}
     for study in studies.values():
         scores = {json.dumps(named(trial)): trial for trial in study.trials}
-        there = [trial["score"] for trial in study.trials if trial["score"] is not None]
-        best = (max if study.mode == "max" else min)(there, default=math.nan)
+        known = [trial["score"] for trial in study.trials if trial["score"] is not None]
+        best = (max if study.mode == "max" else min)(known, default=math.nan)
         for key, trial in scores.items():
             score = trial["score"]
             gaps.setdefault(key, []).append(math.inf if score is None else abs(best - score))
             points[key] = named(trial)
-    complete = {key: own for key, own in gaps.items() if len(own) == len(studies) and points[key] not in stuck}
-    worst = {key: max(own) for key, own in complete.items() if max(own) < math.inf}
+    complete = {key: of_tasks for key, of_tasks in gaps.items() if len(of_tasks) == len(studies)}
+    worst = {key: max(of_tasks) for key, of_tasks in complete.items() if points[key] not in stuck}
+    worst = {key: gap for key, gap in worst.items() if gap < math.inf}
     ordered = sorted(worst, key=lambda key: [value for value in points[key].values() if isinstance(value, int | float)])
     best = best_index([worst[key] for key in ordered], "min", -math.inf)  # as a study chooses its winner
     return None if best is None else points[ordered[best]]
 
 
 def with_capped(study: StudyRecord, runs: Mapping[str, RunResult]) -> StudyRecord:
-    """The study with scores of the points that it excludes because a cap sets nearly all of their steps.
-
-    Args:
-        study: to complete.
-        runs: by id.
-    """
+    """The study with scores of the points that it excludes because a cap sets nearly all of their steps."""
     trials = []
     for trial in study.trials:
-        own = [runs[run_id] for run_id in trial["runs"] if run_id in runs]
-        capped = trial["score"] is None and is_capped(own)
-        score = seed_median([selected(run, False) for run in own], study.mode) if capped else trial["score"]
+        of_trial = [runs[run_id] for run_id in trial["runs"] if run_id in runs]
+        capped = trial["score"] is None and is_capped(of_trial)
+        score = seed_median([selected(run, False) for run in of_trial], study.mode) if capped else trial["score"]
         trials.append({**trial, "score": score})
     return replace(study, trials=trials)
 
 
 def default(studies: Mapping[str, StudyRecord], runs: Mapping[str, RunResult]) -> Point | None:
-    """The default of an optimizer: the `choice` from its scores, else, if it does not beat chance, from all points.
-
-    Args:
-        studies: of one optimizer, by task.
-        runs: of their trials, by id.
-    """
+    """The default of an optimizer: the `choice` from its scores, else, if it does not beat chance, from all points."""
     chance = {cell.settings["task"]: cell for cell in CELLS.values()}
     every = {task: with_capped(study, runs) for task, study in studies.items()}
     task, study = next(iter(studies.items()))
@@ -137,14 +124,14 @@ def named(trial: Mapping[str, Any]) -> Point:
 
 def reference_studies(stores: Stores, part: str) -> dict[str, dict[str, StudyRecord]]:
     """The complete studies of a part, by optimizer and task; only optimizers with all of the part's tasks."""
-    there = {study.name: study for study in stores.studies if not study.missing}
-    found: dict[str, dict[str, StudyRecord]] = {}
+    complete = {study.name: study for study in stores.studies if not study.missing}
+    studies: dict[str, dict[str, StudyRecord]] = {}
     specs = [spec for declared in suite.load(part) for spec in declared.specs({})]
     for spec in specs:
-        if spec.name in there:
-            found.setdefault(spec.opt, {})[spec.task] = there[spec.name]
+        if spec.name in complete:
+            studies.setdefault(spec.opt, {})[spec.task] = complete[spec.name]
     tasks = {spec.task for spec in specs}
-    return {opt: own for opt, own in found.items() if own.keys() == tasks}
+    return {opt: by_task for opt, by_task in studies.items() if by_task.keys() == tasks}
 
 
 def beats_chance(cell: Cell, value: float | None, best: float) -> bool:
@@ -174,8 +161,8 @@ def full_run(settings: Mapping[str, Any], stored: Iterable[RunResult]) -> RunRes
 def page(measured: Mapping[str, Any]) -> str:
     """The page of what was found."""
     chosen = [
-        (family, opt, _setting(opt, family, own), _source(opt, family, own))
-        for family, own in measured["families"].items()
+        (family, opt, _setting(opt, family, points), _source(opt, family, points))
+        for family, points in measured["families"].items()
         for opt in STOCHASTIC
     ]
     lines = [
@@ -195,7 +182,7 @@ def page(measured: Mapping[str, Any]) -> str:
         "",
     ]
     rows = [
-        {"opt": opt} | {cell: own[opt]["value"] for cell, own in measured["full"].items() if opt in own}
+        {"opt": opt} | {cell: runs[opt]["value"] for cell, runs in measured["full"].items() if opt in runs}
         for opt in STOCHASTIC
     ]
     columns = [Column("opt", "optimizer"), *(Column(cell, cell) for cell in measured["full"])]
@@ -219,8 +206,8 @@ def _source(opt: str, family: str, chosen: Mapping[str, Point]) -> str:
 
 def _seeds(measured: Mapping[str, Any]) -> str:
     """The seeds of the full runs, in words."""
-    found = Counter(each["seed"] for own in measured["full"].values() for each in own.values())
-    return " and ".join(f"{seed} ({counted(n, 'run')})" for seed, n in sorted(found.items())) or "none yet"
+    count = Counter(run["seed"] for runs in measured["full"].values() for run in runs.values())
+    return " and ".join(f"{seed} ({counted(n, 'run')})" for seed, n in sorted(count.items())) or "none yet"
 
 
 def main(words: Iterable[str] | None = None) -> int:
@@ -230,8 +217,8 @@ def main(words: Iterable[str] | None = None) -> int:
     args = parser.parse_args(None if words is None else [*words])
     path = FOLDER / "measured.json"
     measured: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {"full": {}}
-    own = place("store")
-    stores = Stores([own] if own.is_dir() else [], reference_folder())
+    store = place("store")
+    stores = Stores([store] if store.is_dir() else [], reference_folder())
     measured["families"] = {}
     runs = {run.run_id: run for run in stores.runs}
     for part in PARTS:
@@ -240,28 +227,28 @@ def main(words: Iterable[str] | None = None) -> int:
                 family = TASKS[next(iter(studies))].family
                 measured["families"].setdefault(family, {})[opt] = point
                 now = OPTIMIZERS[opt].by_family.get(family, {})
-                told = "" if point.items() <= now.items() else f" (now {dict(now) or 'as on all tasks'})"
-                print(f"{family} {opt}: {point}{told}", flush=True)
+                other = "" if point.items() <= now.items() else f" (now {dict(now) or 'as on all tasks'})"
+                print(f"{family} {opt}: {point}{other}", flush=True)
     _write(path, measured)
     failed = 0
     for name, cell in {} if args.choose else CELLS.items():
         done = measured["full"].setdefault(name, {})
         for opt in STOCHASTIC:
             task, spec = TASKS[cell.settings["task"]], OPTIMIZERS[opt]
-            asked = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(task.family, {}))}
+            request = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(task.family, {}))}
             if options := resolve({**cell.settings, "opt": opt}).identity["task_options"]:
-                asked["task_options"] = options
-            if done.get(opt, {}).get("asked") != asked:
+                request["task_options"] = options
+            if done.get(opt, {}).get("asked") != request:
                 run = full_run({**cell.settings, "opt": opt}, stores.runs)
                 value, seed = (None, 0) if run is None else (final_value(run, False), run.config["seed"])
-                done[opt] = {"asked": asked, "value": value, "seed": seed}
+                done[opt] = {"asked": request, "value": value, "seed": seed}
                 _write(path, measured)
-        values = [each["value"] for each in done.values() if each["value"] is not None]
+        values = [run["value"] for run in done.values() if run["value"] is not None]
         best = (min if TASKS[cell.settings["task"]].mode == "min" else max)(values, default=math.nan)
-        for opt, each in done.items():
-            good = beats_chance(cell, each["value"], best)
+        for opt, run in done.items():
+            good = beats_chance(cell, run["value"], best)
             failed += not good
-            print(f"{name} {opt}: {each['value']}{'' if good else ', which does not beat chance clearly'}", flush=True)
+            print(f"{name} {opt}: {run['value']}{'' if good else ', which does not beat chance clearly'}", flush=True)
     return int(failed > 0)
 
 

@@ -7,28 +7,13 @@ the same call continues after an interruption. An interrupt saves the state and 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from bench.api import arguments as a
 from bench.api import parameters as p
-from bench.api.arguments import (
-    check_switches,
-    effort_of,
-    folder_of,
-    folders_of,
-    names_of,
-    number,
-    optimizers_of,
-    pairs_of,
-    path_of,
-    places_of,
-    seeds_of,
-    seeds_text,
-    session,
-    settings_of_call,
-)
-from bench.api.parameters import Opt, documented, option, word, words
+from bench.api.calls import Call, public
 from bench.api.source import name_of
-from bench.errors import UserError, check_known, unknown
+from bench.errors import UserError, check_known
 from bench.output import Answer, Shown
 
 if TYPE_CHECKING:
@@ -43,151 +28,93 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 ]  # fmt: skip
 
 
-@documented
-def quickstart(
-    *,
-    out: Annotated[p.Place, word("Plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).", "-o")] = (
-        "quickstart.png"
-    ),
-    data: p.Data = None,
-    store: p.Store = None,
-    progress: p.Progress = True,
-) -> Shown:
+@public
+def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
 
-    Raises:
-        UserError: the plot's name has another ending.
+    Args:
+        out: plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).
     """
-    from bench.api.training import training
+    from bench.api.introduction import quickstart
 
-    with training(progress):
-        from bench.api.introduction import quickstart
-
-        return quickstart(path_of("out", out) or Path(), places_of(data, store), progress=progress)
+    call = Call(more)
+    return quickstart(Path(out), call.places, progress=call.progress)
 
 
 @overload
-def fit(task: str, opt: "p.Opt", *, seeds: None = None, **settings: Any) -> "Run": ...
-@overload
-def fit(task: str, opt: "p.Opt", *, seeds: "p.Seeds", **settings: Any) -> "Runs": ...
-@documented
 def fit(
-    task: p.Task = None,
-    opt: p.OneOpt = None,
+    task: p.Task | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
+) -> "Run": ...
+@overload
+def fit(task: p.Task | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
+@public
+def fit(
+    task: p.Task | None = None,
+    opt: p.Opt | None = None,
     *,
-    seed: p.Seed = None,
-    seeds: Annotated[
-        p.Seeds | None,
-        word("One run per seed, and their mean: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14)."),
-    ] = None,
-    data_seed: p.DataSeed = None,
-    config: p.Config = None,
-    tuned: Annotated[
-        bool,
-        option("Use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them."),
-    ] = False,
-    device: p.Device = None,
-    precision: p.Precision = None,
-    logger: p.Logger = None,
-    engine: p.Engine = None,
-    workers: p.Workers = None,
-    cluster: p.Cluster = None,
-    width: p.Width = None,
-    budget: p.Budget = None,
-    resume: Annotated[str | None, word("Continue this interrupted run (on CPUs bit for bit).")] = None,
-    rerun: Annotated[bool, option("Train again even if the result is stored.")] = False,
-    dry_run: Annotated[bool, option("Print the resolved configuration, and exit.")] = False,
-    data: p.Data = None,
-    store: p.Store = None,
-    task_options: p.TaskSettings = None,
-    trainer: p.TrainerSettings = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
-    **hyperparameters: Any,
+    seed: int | None = None,
+    seeds: p.Seeds | None = None,
+    tuned: bool = False,
+    resume: str | None = None,
+    rerun: bool = False,
+    logger: str | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
     A stored run is returned at once.
+
+    Args:
+        seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
+        seeds: one run per seed, and their mean: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
+        tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
+        resume: continue this interrupted run (on CPUs bit for bit).
+        rerun: train again even if the result is stored.
 
     Raises:
         UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
         RunFailed: the run failed; the store records it.
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
-    check_switches(tuned=tuned, rerun=rerun)
-    several = None if seeds is None else seeds_of(seeds)
-    from bench.api.training import training
+    from bench.api import fitting
 
-    with training(progress):
-        places = places_of(data, store)
-        top = {"seed": seed, "data_seed": data_seed, "precision": precision, "device": device, "logger": logger}
-        top |= {name: path for name, path in places.items() if (data, store)[name == "store"] is not None}
-        words = settings_of_call(
-            places["store"], task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
-        )
-        from bench.api import fitting
-
-        if resume is not None:
-            given = [name for name, value in (("config", config), ("rerun", rerun), ("tuned", tuned)) if value]
-            configuration = fitting.resumed(resume, words, places, given, command)
-        else:
-            configuration = fitting.configuration(words, path_of("config", config), places, tuned=tuned)
-        sources = fitting.sources(configuration, several) if tuned else {}
-        efforts = {"engine": engine, "workers": workers, "cluster": cluster, "width": width, "budget": budget}
-        if several is not None:
-            if single := [
-                name
-                for name, value in (("seed", seed), ("resume", resume), ("rerun", rerun or None))
-                if value is not None
-            ]:
-                raise UserError(f"--{single[0]} is for one run; remove it or --seeds")
-            configs = fitting.with_seeds(configuration, several, words, path_of("config", config))
-            effort = effort_of(**efforts)
-            if dry_run:
-                return fitting.runs.dry_run(configs, effort, [{"seed": each.seed} for each in configs])
-            return fitting.fit_seeds(configs, effort, sources, progress=progress)
-        if given := [name for name, value in efforts.items() if value is not None]:
+    several = None if seeds is None else a.seeds_of(seeds)
+    call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
+    words = call.words | {name: path for name, path in call.folders.items() if name not in call.words}
+    if resume is not None:
+        given = [name for name, value in (("config", call.config), ("rerun", rerun), ("tuned", tuned)) if value]
+        configuration = fitting.resumed(resume, words, call.places, given, call.command)
+    else:
+        configuration = fitting.configuration(words, call.config, call.places, tuned=tuned)
+    sources = fitting.sources(configuration, several) if tuned else {}
+    if several is None:
+        if given := [name for name, value in call.efforts.items() if value is not None]:
             raise UserError(f"--{given[0]} is for several runs; give --seeds too, or leave it out")
-        if dry_run:
+        if call.dry_run:
             return fitting.dry_run(configuration)
-        return fitting.fit(configuration, sources, rerun=rerun, progress=progress, is_command=command is not None)
+        is_command = call.command is not None
+        return fitting.fit(configuration, sources, rerun=rerun, progress=call.progress, is_command=is_command)
+    for name, value in (("seed", words.get("seed")), ("resume", resume), ("rerun", rerun or None)):
+        if value is not None:
+            raise UserError(f"--{name} is for one run; remove it or --seeds")
+    configs = fitting.with_seeds(configuration, several, words, call.config)
+    if call.dry_run:
+        return fitting.runs.dry_run(configs, call.effort, [{"seed": config.seed} for config in configs])
+    return fitting.fit_seeds(configs, call.effort, sources, progress=call.progress)
 
 
-@documented
+@public
 def sweep(
-    task: p.Task = None,
-    opt: p.Opts = None,
+    task: p.Task | None = None,
+    opt: p.Opt | Sequence[p.Opt] | None = None,
     *,
-    seeds: Annotated[p.Seeds, word("A number (default 8: seeds 0 to 7) or a list (3,5,8; 10:15 is 10 to 14).")] = 8,
-    config: p.Config = None,
-    tuned: Annotated[bool, option("Fix the settings to those in tuned/TASK/OPT.yaml, or else the shipped ones.")] = (
-        False
-    ),
-    engine: p.Engine = None,
-    workers: p.Workers = None,
-    cluster: p.Cluster = None,
-    width: p.Width = None,
-    budget: p.Budget = None,
-    out: Annotated[
-        p.Place | None,
-        word("Folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.", "-o"),
-    ] = None,
-    device: p.Device = None,
-    precision: Annotated[str | None, word("Lanes need 32-true or 64-true (default: the task's).")] = None,
-    data_seed: p.DataSeed = None,
-    logger: p.Logger = None,
-    dry_run: p.DryRun = False,
-    data: p.Data = None,
-    store: p.Store = None,
-    task_options: p.TaskSettings = None,
-    trainer: p.TrainerSettings = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
-    **hyperparameters: Any,
+    seeds: p.Seeds = 8,
+    tuned: bool = False,
+    out: p.Place | None = None,
+    logger: str | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Sweep | Answer":
     """Train many settings and seeds, vectorised where that is faster, and show how results depend on them.
 
@@ -195,69 +122,33 @@ def sweep(
     0.2,0.4). --opt.adam.lr is for adam alone. An optimizer without a varied setting gets a grid over its search range
     (`bench show adam`), unless --tuned fixes its settings.
 
-    Raises:
-        UserError: as for `fit`.
-        RunFailed: runs failed; the others are stored.
-        KeyboardInterrupt: the sweep was interrupted; the same call continues.
+    Args:
+        seeds: a number (default 8: seeds 0 to 7) or a list (3,5,8; 10:15 is 10 to 14).
+        tuned: fix the settings to those in tuned/TASK/OPT.yaml, or else the shipped ones.
+        out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
     """
-    check_switches(tuned=tuned)
-    from bench.api.training import training
+    call = Call(more, task, a.optimizers_of(opt), logger=logger)
+    from bench.api import sweeping
 
-    with training(progress):
-        places = places_of(data, store)
-        top = {"data_seed": data_seed, "precision": precision, "device": device, "logger": logger}
-        words = settings_of_call(
-            places["store"], task, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top
-        )
-        from bench.api import sweeping
-
-        request = sweeping.request(words, seeds_of(seeds), places, path_of("config", config), tuned=tuned)
-        effort = effort_of(engine, workers, cluster, width, budget)
-        if dry_run:
-            return sweeping.dry_run(request, effort)
-        folder = path_of("out", out) or (sweeping.default_folder(request) if command is not None else None)
-        return sweeping.sweep(request, effort, folder, progress=progress, command=command)
+    request = sweeping.request(call.words, a.seeds_of(seeds), call.places, call.config, tuned=tuned)
+    if call.dry_run:
+        return sweeping.dry_run(request, call.effort)
+    folder = a.path_of("out", out) or (sweeping.default_folder(request) if call.command is not None else None)
+    return sweeping.sweep(request, call.effort, folder, progress=call.progress, command=call.command)
 
 
-@documented
+@public
 def tune(
-    task: p.Task = None,
-    opt: p.OneOpt = None,
+    task: p.Task | None = None,
+    opt: p.Opt | None = None,
     *,
-    config: p.Config = None,
-    trials: p.Trials = None,
-    budget: p.Budget = None,
-    seeds: p.TuningSeeds = None,
-    report_seeds: p.ReportSeeds = None,
-    sampler: Annotated[
-        Literal["grid", "qmc", "tpe"] | None,
-        option(
-            "grid (default for up to two ranges): half decades of the first range, decades of the second, more at an"
-            " edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine points of that sequence."
-        ),
-    ] = None,
-    storage: Annotated[
-        str | None, word("Also add the trials to this storage of Optuna, such as sqlite:///studies.db.")
-    ] = None,
-    out: Annotated[
-        p.Place | None, word("Folder of TASK/OPT.yaml and the plot; the command writes to tuned by default.", "-o")
-    ] = None,
-    device: p.Device = None,
-    precision: p.Precision = None,
-    data_seed: p.DataSeed = None,
-    dry_run: Annotated[bool, option("Print the trials of the design, and exit.")] = False,
-    workers: p.Workers = "auto",
-    cluster: p.Cluster = None,
-    engine: p.Engine = None,
-    width: p.Width = None,
-    data: p.Data = None,
-    store: p.Store = None,
-    task_options: p.TaskSettings = None,
-    trainer: p.TrainerSettings = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
-    **hyperparameters: Any,
+    trials: int | None = None,
+    seeds: p.Seeds = 2,
+    report_seeds: p.Seeds = 7,
+    sampler: Literal["grid", "qmc", "tpe"] | None = None,
+    storage: str | None = None,
+    out: p.Place | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Study | Answer":
     """Find an optimizer's hyperparameters on a task: trials on separate seeds, the winner on fresh seeds.
 
@@ -265,122 +156,72 @@ def tune(
     show sngd`), or on a given range (--opt.lr 1e-3:1e1). A grid (--opt.lr 1e-3:1e1:9) or a list (--opt.momentum 0,0.9)
     is tried unchanged. A single value fixes a setting. The same call continues a study; with more trials it adds them.
 
-    Raises:
-        UserError: as for `fit`, or there is nothing to search.
-        RunFailed: workers die at start.
-        KeyboardInterrupt: the study was interrupted; the same call continues.
+    Args:
+        seeds: tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list.
+        sampler: grid (default for up to two ranges): half decades of the first range, decades of the second, more at
+            an edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine points of that sequence.
+        storage: also add the trials to this storage of Optuna, such as sqlite:///studies.db.
+        out: folder of TASK/OPT.yaml and the plot; the command writes to tuned by default.
     """
-    from bench.api.training import training
+    more.setdefault("workers", "auto")
+    call = Call(more, task, [] if opt is None else [opt])
+    from bench.api import studies
 
-    with training(progress):
-        places = places_of(data, store)
-        top = {"data_seed": data_seed, "precision": precision, "device": device}
-        words = settings_of_call(
-            places["store"], task, [] if opt is None else [opt], task_options, trainer, settings, hyperparameters, **top
-        )
-        if sampler is not None and sampler not in ("grid", "qmc", "tpe"):
-            raise unknown("sampler", str(sampler), ("grid", "qmc", "tpe"))
-        from bench.api import studies
-
-        study = studies.study_of(
-            words,
-            path_of("config", config),
-            places,
-            sampler=sampler,
-            trials=number("trials", trials),
-            seeds=seeds_text("seeds", 2 if seeds is None else seeds),
-            report_seeds=seeds_text("report_seeds", 7 if report_seeds is None else report_seeds),
-        )
-        effort = effort_of(engine, workers, cluster, width, budget)
-        if dry_run:
-            return studies.dry_run(study, effort)
-        folder = path_of("out", out) or (Path("tuned") if command is not None else None)
-        return studies.tune(study, effort, folder, storage, progress=progress, command=command)
+    study = studies.study_of(
+        call.words,
+        call.config,
+        call.places,
+        sampler=sampler,
+        trials=trials,
+        seeds=a.seeds_text("seeds", seeds),
+        report_seeds=a.seeds_text("report_seeds", report_seeds),
+    )
+    if call.dry_run:
+        return studies.dry_run(study, call.effort)
+    folder = a.path_of("out", out) or (Path("tuned") if call.command is not None else None)
+    return studies.tune(study, call.effort, folder, storage, progress=call.progress, command=call.command)
 
 
-@documented
+@public
 def suite(
-    file: Annotated[str, word("A YAML file, or the name of one in configs/suites.")],
+    file: str,
     *,
-    task: Annotated[p.Names | None, words("Only these of its tasks: A,B.")] = None,
-    opt: Annotated[p.Names | None, words("Only these of its optimizers: A,B.")] = None,
-    workers: p.Workers = "auto",
-    cluster: p.Cluster = None,
-    engine: p.Engine = None,
-    width: p.Width = None,
-    budget: p.Budget = None,
-    out: Annotated[p.Place, word("Folder of settings and plots (default: tuned).", "-o")] = "tuned",
-    dry_run: Annotated[bool, option("Print the plan, its stored part, and its approximate duration; then exit.")] = (
-        False
-    ),
-    data: p.Data = None,
-    store: p.Store = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    out: p.Place = "tuned",
+    **more: Unpack[p.Executing],
 ) -> Answer:
     """Tune optimizers on tasks with equal numbers of trials, then run the winners on fresh seeds.
 
     Exit code 1: an optimizer has no winner.
 
-    Raises:
-        UserError: the file is invalid, or a run cannot be trained.
-        KeyboardInterrupt: the suite was interrupted; the same call continues.
+    Args:
+        file: a YAML file, or the name of one in configs/suites.
+        task: only these of its tasks: A,B.
+        opt: only these of its optimizers: A,B.
+        out: folder of settings and plots (default: tuned).
     """
-    from bench.api.training import training
+    more.setdefault("workers", "auto")
+    call = Call(more)
+    from bench.api import studies
 
-    with training(progress):
-        from bench.api import studies
-
-        effort = effort_of(engine, workers, cluster, width, budget)
-        chosen = names_of("task", task), names_of("opt", opt)
-        folder = path_of("out", out) or Path("tuned")
-        return studies.suite(file, *chosen, places_of(data, store), effort, folder, dry=dry_run, command=command)
+    chosen = a.names_of("task", task), a.names_of("opt", opt)
+    return studies.suite(file, *chosen, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
 
 
-@documented
+@public
 def compare(
-    task: Annotated[p.Names | None, words("One or more tasks, as `bench list tasks` prints them: mnist,lm.")] = None,
-    opt: p.Opts = None,
+    task: p.Names | None = None,
+    opt: p.Opt | Sequence[p.Opt] | None = None,
     *,
-    against: Annotated[
-        p.Names | None,
-        words("Baselines to tune as well; the first is the reference (default: adamw, or gd for full batches)."),
-    ] = None,
-    config: p.Config = None,
-    trials: p.Trials = None,
-    seeds: Annotated[
-        p.Seeds | None,
-        word(
-            "Tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default 2, or those of the"
-            " reference results."
-        ),
-    ] = None,
-    report_seeds: p.ReportSeeds = 7,
-    no_reference: p.NoReference = False,
-    budget: p.Budget = None,
-    anyway: Annotated[bool, option("Continue even if a failed check changes results.")] = False,
-    out: Annotated[
-        p.Place | None,
-        word("Folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.", "-o"),
-    ] = None,
-    device: p.Device = None,
-    precision: p.Precision = None,
-    data_seed: p.DataSeed = None,
-    dry_run: Annotated[bool, option("Print the plan, its stored part, and its approximate duration; then exit.")] = (
-        False
-    ),
-    workers: p.Workers = "auto",
-    cluster: p.Cluster = None,
-    engine: p.Engine = None,
-    width: p.Width = None,
-    data: p.Data = None,
-    store: p.Store = None,
-    task_options: p.TaskSettings = None,
-    trainer: p.TrainerSettings = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
-    **hyperparameters: Any,
+    against: p.Names | None = None,
+    trials: int | None = None,
+    seeds: p.Seeds | None = None,
+    report_seeds: p.Seeds = 7,
+    no_reference: bool = False,
+    anyway: bool = False,
+    out: p.Place | None = None,
+    **more: Unpack[p.Fitting],
 ) -> "Comparison | Answer":
     """Compare optimizers with a baseline: checks, tuning with equal budgets, fresh seeds, verdicts, a plot.
 
@@ -388,293 +229,189 @@ def compare(
     optimizers of --opt, and --opt.adamw.NAME for adamw alone. If the reference results include the baseline, it is not
     tuned again, and the others get its number of trials. Exit code 1: an optimizer has no winner.
 
-    Raises:
-        UserError: as for `tune`, or there is nothing to compare with.
-        RunFailed: a failed check changes results.
-        KeyboardInterrupt: the comparison was interrupted; the same call continues.
+    Args:
+        task: one or more tasks, as `bench list tasks` prints them: mnist,lm.
+        against: baselines to tune as well; the first is the reference (default: adamw, or gd for full batches).
+        seeds: tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default 2, or those of the
+            reference results.
+        anyway: continue even if a failed check changes results.
+        out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
-    check_switches(anyway=anyway, no_reference=no_reference)
-    from bench.api.training import training
+    more.setdefault("workers", "auto")
+    call = Call(more, opts=a.optimizers_of(opt))
+    from bench.api import comparison
 
-    with training(progress):
-        places = places_of(data, store)
-        top = {"data_seed": data_seed, "precision": precision, "device": device}
-        words = settings_of_call(
-            places["store"], None, optimizers_of(opt), task_options, trainer, settings, hyperparameters, **top
-        )
-        from bench.api import comparison
-
-        request = comparison.Request(
-            words=words,
-            config=path_of("config", config),
-            tasks=names_of("task", task) or [],
-            against=names_of("against", against),
-            trials=number("trials", trials, 1),
-            seeds=None if seeds is None else seeds_text("seeds", seeds),
-            report_seeds=seeds_text("report_seeds", 7 if report_seeds is None else report_seeds),
-            reference=not no_reference,
-            anyway=anyway,
-            places=places,
-            effort=effort_of(engine, workers, cluster, width, budget),
-            progress=progress,
-        )
-        if dry_run:
-            return comparison.dry_run(request)
-        return comparison.compare(request, path_of("out", out), command)
+    request = comparison.Request(
+        words=call.words,
+        config=call.config,
+        tasks=a.names_of("task", task) or [],
+        against=a.names_of("against", against),
+        trials=a.number("trials", trials, 1),
+        seeds=None if seeds is None else a.seeds_text("seeds", seeds),
+        report_seeds=a.seeds_text("report_seeds", report_seeds),
+        reference=not no_reference,
+        anyway=anyway,
+        places=call.places,
+        effort=call.effort,
+        progress=call.progress,
+    )
+    return (
+        comparison.dry_run(request)
+        if call.dry_run
+        else comparison.compare(request, a.path_of("out", out), call.command)
+    )
 
 
-@documented
+@public
 def leaderboard(
-    board: Annotated[
-        p.Names | None,
-        words(
-            "quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds to"
-            " the target), theory (alignment, rates), attention (runs with --trainer.observe) or a function of yours"
-            " (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality)."
-        ),
-    ] = None,
+    board: p.Names | None = None,
     *,
-    all: Annotated[bool, option("Print all boards.")] = False,
-    explain: Annotated[
-        str | None, word("Explain this row instead: search space, trials, split, cost, reductions, commands.")
-    ] = None,
-    format: Annotated[
-        Literal["table", "md", "csv", "json", "tex", "html"] | None,
-        option("Format on standard output (default: table); a file's is that of its ending."),
-    ] = None,
-    out: Annotated[p.Place | None, word("Write to this file: .md, .csv, .json, .tex, .html or .txt.", "-o")] = None,
-    task: p.OnlyTasks = None,
-    opt: p.OnlyOpts = None,
-    store: p.Stores = None,
-    settings: p.Which = "best",
-    only: p.Only = None,
-    no_reference: p.NoReference = False,
-    mixed_versions: p.Mixed = False,
-    reference: p.Reference = None,
-    target: p.Target = None,
-    progress: p.Progress = True,
+    explain: str | None = None,
+    format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
+    out: p.Place | None = None,
+    target: float | None = None,
+    **choice: Unpack[p.Choice],
 ) -> "Table | Answer":
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
     Exit code 1: a run could not be read.
 
-    Raises:
-        UserError: a name is unknown, versions are mixed, or there is nothing to show.
+    Args:
+        board: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds
+            to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
+            of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
+        explain: explain this row instead: search space, trials, split, cost, reductions, commands.
+        format: format on standard output (default: table); a file's is that of its ending.
+        out: write to this file: .md, .csv, .json, .tex, .html or .txt.
+        target: value of the metric that counts as reached, for `speed` (default: the task's).
     """
-    with session(progress=progress):
-        from bench.api import boards
+    from bench.api import boards
 
-        file = path_of("out", out)
-        kind = boards.format_of_boards(file, format)
-        names = ["all"] if all else names_of("board", board)
-        check_known("board", [name for name in names or [] if ":" not in name], [*boards.BOARD_NAMES, "all"])
-        chosen = _chosen(task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
-        if explain is not None:
-            return boards.explained(chosen, explain, file)
-        return boards.leaderboard(chosen, names, file, kind)
+    file = a.path_of("out", out)
+    kind = boards.format_of_boards(file, format)
+    names = a.names_of("board", board)
+    check_known("board", [name for name in names or [] if ":" not in name], [*boards.BOARD_NAMES, "all"])
+    chosen = _chosen(choice, target)
+    if explain is not None:
+        return boards.explained(chosen, explain, file)
+    return boards.leaderboard(chosen, names, file, kind)
 
 
-def _chosen(
-    task: Any, opt: Any, store: Any, which: str, only: Any, no_reference: bool, mixed: bool, reference: Any,
-    target: Any,
-) -> Any:  # fmt: skip
+def _chosen(choice: p.Choice, target: float | None = None) -> Any:
     """The entries of the stored runs that a call selects."""
     from bench.api import boards
 
-    check_switches(no_reference=no_reference, mixed_versions=mixed)
-    if which not in ("best", "tuned", "default", "all"):
-        raise unknown("settings", str(which), ("best", "tuned", "default", "all"))
     return boards.requested(
-        folders_of(store),
-        tasks=names_of("task", task),
-        opts=names_of("opt", opt),
-        only=pairs_of("only", only, "NAME=VALUE, as in --only trainer.max_steps=1000"),
-        settings=which,
-        shipped=not no_reference,
-        mixed_versions=mixed,
-        reference=reference,
+        a.folders_of(choice.get("store")),
+        tasks=a.names_of("task", choice.get("task")),
+        opts=a.names_of("opt", choice.get("opt")),
+        only=a.pairs_of("only", choice.get("only"), "NAME=VALUE, as in --only trainer.max_steps=1000"),
+        settings=choice.get("settings", "best"),
+        shipped=not choice.get("no_reference", False),
+        reference=choice.get("reference"),
         target=boards.finite(target),
     )
 
 
-@documented
-def report(
-    *,
-    out: Annotated[p.Place, word("The page (default: report.html).", "-o")] = "report.html",
-    task: p.OnlyTasks = None,
-    opt: p.OnlyOpts = None,
-    store: p.Stores = None,
-    settings: p.Which = "best",
-    only: p.Only = None,
-    no_reference: p.NoReference = False,
-    mixed_versions: p.Mixed = False,
-    reference: p.Reference = None,
-    target: p.Target = None,
-    progress: p.Progress = True,
-) -> Answer:
+@public
+def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
     """Write boards, charts and the commands behind each row as one HTML page that needs no network.
 
     The same store gives a bit-identical page. Exit code 1: a run could not be read.
 
-    Raises:
-        UserError: as for `leaderboard`, or the page cannot be written.
+    Args:
+        out: the page (default: report.html).
     """
-    with session(progress=progress):
-        from bench.api import charts
+    from bench.api import charts
 
-        chosen = partial(_chosen, task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
-        return charts.report(chosen, path_of("out", out) or Path())
+    return charts.report(partial(_chosen, choice), Path(out))
 
 
-@documented
+@public
 def plot(
-    chart: Annotated[
-        Literal["forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"],
-        option(
-            "forest: effect of each optimizer against the reference, with interval and verdict; curves: training"
-            " loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched"
-            " settings; profile: share of runs that have reached the target against the budget; steps: step sizes"
-            " before and after their cap; budget: expected best of k trials; attention, stability: measurements of"
-            " runs with --trainer.observe."
-        ),
+    chart: Literal[
+        "forest", "curves", "sensitivity", "profile", "steps", "budget", "attention", "stability"
     ] = "forest",
     *,
-    out: Annotated[
-        p.Place | None,
-        word("File, ends in .png, .pdf, .svg or .html; Python returns an Altair chart without one.", "-o"),
-    ] = None,
-    y: Annotated[
-        str | None,
-        word(
-            "For curves: a column such as grad_norm or alignment, or an evaluated quantity such as accuracy or val_loss"
-            " (default loss)."
-        ),
-    ] = None,
-    x: Annotated[Literal["steps", "epochs", "seconds"] | None, option("For curves (default steps).")] = None,
-    no_caption: Annotated[bool, option("Omit the text below the panels and the title of a single panel.")] = False,
-    task: p.OnlyTasks = None,
-    opt: p.OnlyOpts = None,
-    store: p.Stores = None,
-    settings: p.Which = "best",
-    only: p.Only = None,
-    no_reference: p.NoReference = False,
-    mixed_versions: p.Mixed = False,
-    reference: p.Reference = None,
-    target: p.Target = None,
-    progress: p.Progress = True,
-    command: p.Command = None,
+    out: p.Place | None = None,
+    y: str = "loss",
+    x: Literal["steps", "epochs", "seconds"] = "steps",
+    **choice: Unpack[p.Choice],
 ) -> "alt.TopLevelMixin | Answer":
     """Draw stored runs for a paper, one panel per problem.
 
     Exit code 1: a run could not be read.
 
-    Raises:
-        UserError: as for `leaderboard`, or there is nothing to draw.
+    Args:
+        chart: forest: effect of each optimizer against the reference, with interval and verdict; curves: training
+            loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched
+            settings; profile: share of runs that have reached the target against the budget; steps: step sizes before
+            and after their cap; budget: expected best of k trials; attention, stability: measurements of runs with
+            --trainer.observe.
+        out: file, ends in .png, .pdf, .svg or .html; Python returns an Altair chart without one.
+        y: for curves: a column such as grad_norm or alignment, or an evaluated quantity such as accuracy or val_loss
+            (default loss).
+        x: for curves (default steps).
     """
-    check_switches(no_caption=no_caption)
-    with session(progress=progress):
-        from bench.api import charts
+    from bench.api import charts
 
-        if command is not None and out is None:
-            raise UserError(f"--out is missing; write bench plot {chart} -o {chart}.pdf (or .png, .svg, .html)")
-        chosen = partial(_chosen, task, opt, store, settings, only, no_reference, mixed_versions, reference, target)
-        return charts.plot(chosen, chart, path_of("out", out), y, x, caption=not no_caption)
+    return charts.plot(partial(_chosen, choice), chart, a.path_of("out", out), y, x)
 
 
-@documented
+@public
 def check(
-    optimizer: Annotated[
-        Opt | None, word("An optimizer of `bench list optimizers`, module:Class or file.py:Class.")
-    ] = (None),
+    optimizer: p.Opt | None = None,
     *,
-    task: Annotated[str | None, word("Check this task instead, with its options as --task.NAME VALUE.")] = None,
-    matrix: Annotated[
-        p.Names | None,
-        words(
-            "Check many optimizers, one row of a table each: a module (torch.optim) or file for all of its classes,"
-            " module:Class, or a name; write muon: for a module with an optimizer's name."
-        ),
-    ] = None,
-    out: Annotated[
-        Sequence[p.Place] | p.Place | None,
-        words(
-            "File of the matrix: .html, .md or .json (default: Markdown on standard output); may be"
-            " given several times.",
-            "-o",
-        ),
-    ] = None,
-    only: Annotated[p.Names | None, words("Only these checks: A,B.")] = None,
-    reference: Annotated[
-        str | None, word("What its steps must equal: another optimizer, or module:function in float64 on flat vectors.")
-    ] = None,
-    quick: Annotated[
-        bool, option("Leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...")
-    ] = False,
-    limit: Annotated[float | None, option("Time limit of one check in seconds (default 30).")] = None,
-    list: Annotated[bool, option("List the checks: meaning, tolerance, and how to mend a failure.")] = False,
-    data: p.Data = None,
-    store: p.Store = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
-    **hyperparameters: Any,
+    task: str | None = None,
+    matrix: p.Names | None = None,
+    out: Sequence[p.Place] | p.Place | None = None,
+    only: p.Names | None = None,
+    reference: str | None = None,
+    quick: bool = False,
+    limit: float = 30,
+    **more: Unpack[p.Checking],
 ) -> Any:
     """Check that an optimizer or a task behaves as training code expects: resume, groups, schedules, closures, DDP, ...
 
-    Options such as --opt.lr 0.1 set its hyperparameters. Exit code 1: a failure changes results or blocks a set-up.
+    Options such as --opt.lr 0.1 set its hyperparameters, and --task.NAME VALUE those of a task. `bench list checks`
+    says what each checks. Exit code 1: a failure changes results or blocks a set-up.
 
-    Raises:
-        UserError: there is no such optimizer, task, check or option.
+    Args:
+        optimizer: an optimizer of `bench list optimizers`, module:Class or file.py:Class.
+        task: check this task instead.
+        matrix: check many optimizers, one row of a table each: a module (torch.optim) or file for all of its classes,
+            module:Class, or a name; write muon: for a module with an optimizer's name.
+        out: file of the matrix: .html, .md or .json (default: Markdown on standard output); may be given several times.
+        only: only these checks: A,B.
+        reference: what its steps must equal: another optimizer, or module:function in float64 on flat vectors.
+        quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
+        limit: time limit of one check in seconds (default 30).
     """
-    check_switches(quick=quick, list=list)
-    if limit is not None and not 0 < limit < float("inf"):
+    if not 0 < limit < float("inf"):
         raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
-    with session(progress=progress):
-        from bench.api import checking as kit
+    from bench.api import checking
 
-        if list:
-            return kit.listed()
-        places = places_of(data, store)
-        dotted = settings_of_call(places["store"], settings=settings, hyperparameters=hyperparameters)
-        name = optimizer if optimizer is None else name_of(optimizer, places["store"])
-        several = [
-            path for each in ([out] if isinstance(out, str | Path) else out or []) if (path := path_of("out", each))
-        ]
-        return kit.check(
-            name, task, names_of("matrix", matrix), several, names_of("only", only), reference, dotted, places,
-            quick=quick, limit=limit,
-        )  # fmt: skip
+    call = Call(more)
+    name = optimizer if optimizer is None else name_of(optimizer, call.places["store"])
+    files = [Path(path) for path in ([out] if isinstance(out, str | Path) else out or [])]
+    return checking.check(
+        name, task, a.names_of("matrix", matrix), files, a.names_of("only", only), reference, call.words, call.places,
+        quick=quick, limit=limit,
+    )  # fmt: skip
 
 
-@documented
+@public
 def reproduce(
-    name: Annotated[str | None, word("An experiment, see `bench reproduce --list`.")] = None,
+    name: str | None = None,
     *,
-    list: Annotated[bool, option("List the experiments, and exit.")] = False,
-    claims: Annotated[
-        bool,
-        option("Show the verdicts on the claims of all papers, of paper NAME, or of the pages in folder NAME."),
-    ] = False,
-    quick: Annotated[bool, option("Few seeds and steps, under a minute; not evidence.")] = False,
-    search: Annotated[bool, option("Also search the constants that the paper does not state.")] = False,
-    seeds: Annotated[
-        p.Seeds | None,
-        word("A number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15)."),
-    ] = None,
-    out: Annotated[
-        p.Place | None,
-        word("Folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).", "-o"),
-    ] = None,
-    device: Annotated[str, word("cpu, cuda, mps or auto.")] = "auto",
-    engine: p.Engine = None,
-    workers: p.Workers = None,
-    cluster: p.Cluster = None,
-    width: p.Width = None,
-    budget: p.Budget = None,
-    dry_run: p.DryRun = False,
-    data: p.Data = None,
-    store: p.Store = None,
-    settings: p.AllSettings = None,
-    progress: p.Progress = True,
+    claims: bool = False,
+    quick: bool = False,
+    search: bool = False,
+    seeds: p.Seeds | None = None,
+    out: p.Place | None = None,
+    device: str = "auto",
+    settings: p.Settings | None = None,
+    **more: Unpack[p.Executing],
 ) -> Shown:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 
@@ -682,93 +419,93 @@ def reproduce(
     undecided only for an experiment as its paper defines it; the page 'Reproduce a paper' of the docs defines the other
     verdicts.
 
-    Raises:
-        UserError: the experiment is unknown, or a run cannot be trained.
-        KeyboardInterrupt: it was interrupted; the same call continues.
+    Args:
+        name: an experiment of `bench list experiments`.
+        claims: show the verdicts on the claims of all papers, of paper NAME, or of the pages in folder NAME.
+        quick: few seeds and steps, under a minute; not evidence.
+        search: also search the constants that the paper does not state.
+        seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
+        out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
     """
-    check_switches(list=list, claims=claims, quick=quick, search=search)
-    from bench.api.training import training
+    from bench.api import papers
 
-    with training(progress):
-        from bench.api import papers
-
-        folder = path_of("out", out)
-        if claims:
-            return papers.claims(name, folder)
-        if list:
-            return papers.listed()
-        counted = None if seeds is None else seeds_text("seeds", seeds)
-        effort = effort_of(engine, workers, cluster, width, budget)
-        places = {**places_of(data, store), "device": device}
-        version = papers.version(quick, search, counted, settings_of_call(places["store"], settings=settings))
-        return papers.reproduce(name, folder, places, version, effort, dry=dry_run)
+    folder = a.path_of("out", out)
+    if claims:
+        return papers.claims(name, folder)
+    call = Call(more)
+    changes = a.settings_of_call(call.places["store"], settings=settings)
+    places = {**call.places, "device": changes.pop("device", device)}
+    version = papers.version(quick, search, None if seeds is None else a.seeds_text("seeds", seeds), changes)
+    return papers.reproduce(name, folder, places, version, call.effort, dry=call.dry_run)
 
 
-@documented
+@public
 def list_(
-    what: Annotated[Literal["tasks", "optimizers", "runs", "studies"], option("What to list.")],
+    what: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
     *,
-    store: p.Stores = None,
-    task: p.OnlyTasks = None,
-    opt: p.OnlyOpts = None,
-    status: Annotated[p.Names | None, words("Only these statuses: running, failed, ...")] = None,
-    since: Annotated[
-        str | None,
-        word("Only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)."),
-    ] = None,
-    all: Annotated[bool, option("One line per run.")] = False,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    status: p.Names | None = None,
+    since: str | None = None,
+    all: bool = False,
+    **stores: Unpack[p.InStores],
 ) -> Answer:
-    """List tasks, optimizers, stored runs (newest first), or studies.
+    """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
 
     The filters apply to runs. Runs that differ only in their seeds share a line, with the median of their results. The
     runs of a study share a line, and so do the sweeps of an optimizer on a problem, with the median at the best
     settings. Exit code 1: something could not be read.
 
-    Raises:
-        UserError: a store or a name does not exist.
+    Args:
+        what: kind of the names.
+        task: only these tasks: A,B.
+        opt: only these optimizers: A,B.
+        status: only these statuses: running, failed, ...
+        since: only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w).
+        all: one line per run.
     """
     from bench.api import listing
 
-    filters = {"task": task, "opt": opt, "status": status}
-    chosen = {name: names_of(name, value) for name, value in filters.items()}
-    given = {**filters, "since": since, "all": all or None} | ({} if what == "studies" else {"store": store})
-    if what != "runs" and (extra := [name for name, value in given.items() if value]):
+    store = stores.get("store")
+    filters = {"task": a.names_of("task", task), "opt": a.names_of("opt", opt), "status": a.names_of("status", status)}
+    if what == "runs":
+        return listing.runs(a.folders_of(store), **filters, since=since, every=all)
+    given = {**filters, "since": since, "all": all or None, "store": None if what == "studies" else store}
+    if extra := [name for name, value in given.items() if value is not None]:
         raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")
-    with session():
-        if what == "runs":
-            return listing.runs(folders_of(store), **chosen, since=since, every=all)
-        return listing.studies(folders_of(store)) if what == "studies" else listing.names(what)
+    if what == "experiments":
+        from bench.api import papers
+
+        return papers.listed()
+    if what == "checks":
+        from bench.api import checking
+
+        return checking.listed()
+    return listing.studies(a.folders_of(store)) if what == "studies" else listing.names(what)
 
 
-@documented
-def show(
-    name: Annotated[
-        str, word("A task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.")
-    ],
-    *,
-    store: p.Stores = None,
-) -> Answer:
+@public
+def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
     For a run: result, settings, notes, and the commands that repeat, resume and plot it.
 
-    Raises:
-        UserError: there is nothing of this name.
+    Args:
+        name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
     """
     from bench.api import listing
 
-    with session():
-        return listing.show(name, folders_of(store))
+    return listing.show(name, a.folders_of(stores.get("store")))
 
 
-@documented
+@public
 def sql(
-    query: Annotated[str, word("One read-only statement.")],
+    query: str,
     *,
-    store: p.Stores = None,
-    no_reference: p.NoReference = False,
-    format: Annotated[Literal["table", "md", "csv", "json"] | None, option("Format on standard output.")] = None,
-    out: Annotated[p.Place | None, word("Write to this file: .md, .csv, .json or .txt.", "-o")] = None,
+    no_reference: bool = False,
+    format: Literal["table", "md", "csv", "json"] | None = None,
+    out: p.Place | None = None,
+    **stores: Unpack[p.InStores],
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
@@ -776,115 +513,107 @@ def sql(
     settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
     task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
 
-    Raises:
-        UserError: the statement is invalid.
+    Args:
+        query: one read-only statement.
+        format: format on standard output.
+        out: write to this file: .md, .csv, .json or .txt.
     """
-    from bench.api import stores
+    from bench.api.stores import sql
 
-    with session():
-        return stores.sql(query, folders_of(store), path_of("out", out), format, reference=not no_reference)
+    return sql(query, a.folders_of(stores.get("store")), a.path_of("out", out), format, reference=not no_reference)
 
 
-def load(store: p.Stores = None) -> "Runs":
+@public
+def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
     `Runs.damaged` lists what could not be read.
 
     Args:
         store: one folder or several; $BENCH_STORE by default, else `./runs`.
-
-    Raises:
-        UserError: a folder does not exist.
     """
     from bench.api.runs import Run, Runs
     from bench.store.stores import Stores
 
-    stores = Stores(folders_of(store) or [folder_of("store", None)])
+    stores = Stores(a.folders_of(store) or [a.folder_of("store", None)])
     runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
-    return Runs(runs, [str(each) for each in stores.damaged])
+    return Runs(runs, list(map(str, stores.damaged)))
 
 
-@documented
+@public
 def data(
-    what: Annotated[Literal["status", "prepare"], option("status: the state of files; prepare: fetch and tokenise.")],
+    what: Literal["status", "prepare"],
     *,
-    task: Annotated[str | None, word("The task; without it, `status` shows all tasks that have files.")] = None,
-    data: p.Data = None,
-    settings: p.AllSettings = None,
+    task: str | None = None,
+    settings: p.Settings | None = None,
+    **more: Unpack[p.WithData],
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
 
     `prepare` also takes the task's options: bench data prepare --task mnli --task.model DIR. Tokens are cached in
     $BENCH_CACHE, else ~/.cache/attention-optimizer-bench. Exit code 1: a file is missing or damaged.
 
-    Raises:
-        UserError: a name is unknown, or data cannot be fetched.
+    Args:
+        what: status: the state of files; prepare: fetch and tokenise.
+        task: the task; without it, `status` shows all tasks that have files.
     """
     from bench.commands import data as files
 
-    check_known("word", [str(what)], ("status", "prepare"))
-    with session():
-        return files.data(what, task, folder_of("data", data), dict(settings or {}))
+    return files.data(what, task, Call(more).places["data"], dict(settings or {}))
 
 
-@documented
-def doctor(*, data: p.Data = None, store: p.Store = None) -> Answer:
+@public
+def doctor(**more: Unpack[p.Stored]) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
     """
     from bench.commands import doctor as diagnoses
 
-    with session():
-        return diagnoses.doctor(**places_of(data, store))
+    return diagnoses.doctor(**Call(more).places, named="data" in more)
 
 
-@documented
-def new(
-    kind: Annotated[Literal["optimizer", "task"], option("What to create.")],
-    name: Annotated[str, word("Name of the package, and of the optimizer or task: my_opt.")],
-    *,
-    out: Annotated[p.Place | None, word("Folder to create (default: ./NAME).", "-o")] = None,
-) -> Answer:
+@public
+def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = None) -> Answer:
     """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
 
-    Raises:
-        UserError: the name is illegal or taken, or the folder cannot be written.
+    Args:
+        kind: of the package.
+        name: name of the package, and of the optimizer or task: my_opt.
+        out: folder to create (default: ./NAME).
     """
     from bench.commands.new import new
 
-    return new(kind, name, path_of("out", out) or Path(name))
+    return new(kind, name, a.path_of("out", out) or Path(name))
 
 
-def merge(*folders: Annotated[p.Place, word("Stores, which are only read, and last the destination.")]) -> Answer:
+@public
+def merge(*folders: p.Place) -> Answer:
     """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
 
     Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an
     interrupted merge. Exit code 1: something could not be read.
 
-    Raises:
-        UserError: there are fewer than two folders, or a store does not exist.
+    Args:
+        folders: stores, which are only read, and last the destination.
     """
     from bench.api import stores
 
     if len(folders) < 2:
         raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
-    if None in folders:
-        raise UserError(f"folders={folders!r}: write paths")
-    *sources, destination = [path for each in folders if (path := path_of("store", each)) is not None]
+    *sources, destination = map(Path, folders)
     return stores.merge(sources, destination)
 
 
-@documented
+@public
 def verify(
-    path: Annotated[p.Place | None, word("A store (default: the reference results).")] = None,
+    path: p.Place | None = None,
     *,
-    runs: Annotated[int, word("Number of runs.")] = 3,
-    seed: Annotated[int | None, word("Seed of the random sample (default: different each time).")] = None,
-    task: Annotated[p.Names | None, words("Only of these tasks; a plug-in as file.py:SPEC.")] = None,
-    opt: Annotated[p.Names | None, words("Only of these optimizers; a plug-in as file.py:NAME.")] = None,
-    data: p.Data = None,
-    progress: p.Progress = True,
+    runs: int = 3,
+    seed: int | None = None,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    **more: Unpack[p.WithData],
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.
 
@@ -892,15 +621,16 @@ def verify(
     rounding, or within the spread over seeds. Plug-ins that the store names are imported only if `opt` or `task` also
     names them. Exit code 1: a run was refuted or is damaged, or no run could be repeated.
 
-    Raises:
-        UserError: there is nothing to verify.
+    Args:
+        path: a store (default: the reference results).
+        runs: number of runs.
+        seed: seed of the random sample (default: different each time).
+        task: only of these tasks; a plug-in as file.py:SPEC.
+        opt: only of these optimizers; a plug-in as file.py:NAME.
     """
-    from bench.api.training import training
+    from bench.api.verification import verify
 
-    with training(progress):
-        from bench.api.verification import verify
-
-        return verify(
-            path_of("path", path), number("runs", runs, 1), number("seed", seed, 0), names_of("task", task),
-            names_of("opt", opt), folder_of("data", data),
-        )  # fmt: skip
+    return verify(
+        a.path_of("path", path), a.number("runs", runs, 1), a.number("seed", seed, 0), a.names_of("task", task),
+        a.names_of("opt", opt), Call(more).places["data"],
+    )  # fmt: skip

@@ -1,12 +1,11 @@
 """The report, and charts of stored runs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.api.boards import Chosen
-from bench.errors import UserError, check_known
+from bench.errors import UserError
 from bench.output import Answer, check_output, remark, write
 
 if TYPE_CHECKING:
@@ -35,35 +34,25 @@ def report(choose: Callable[[], Chosen], out: Path) -> Answer:
     return Answer({"out": out, "runs": len(stores.runs), **chosen.left_out}, [], code)
 
 
-def plot(
-    choose: Callable[[], Chosen], chart: str, out: Path | None, y: str | None, x: str | None, *, caption: bool
-) -> "alt.TopLevelMixin | Answer":
+def plot(choose: Callable[[], Chosen], chart: str, out: Path | None, y: str, x: str) -> "alt.TopLevelMixin | Answer":
     """Draw a chart into a file, or return it for Altair.
 
     Raises:
         UserError: there is nothing to draw, or an axis cannot be chosen.
     """
     from bench.plots.charts import CHARTS, curves, nothing_to_draw
-    from bench.plots.curves import X_AXES
     from bench.plots.theme import check_ending
 
-    check_known("chart", [str(chart)], CHARTS)
-    if not isinstance(y, str | None):
-        raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
-    for name, value in (("y", y), ("x", x)):
-        if value is not None and chart != "curves":
+    for name, value, default in (("y", y, "loss"), ("x", x, "steps")):
+        if value != default and chart != "curves":
             raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
-    check_known("x axis", [] if x is None else [str(x)], X_AXES)
     if out is not None:
         check_ending(out)
     chosen = choose()
-    figure = curves(chosen.entries, y or "loss", x or "steps") if chart == "curves" else CHARTS[chart](chosen.entries)
+    figure = curves(chosen.entries, y, x) if chart == "curves" else CHARTS[chart](chosen.entries)
     code = chosen.warn()
     if not figure.drawn:
         raise nothing_to_draw(figure)
-    if not caption:
-        alone = [replace(panel, title="") for panel in figure.drawn]
-        figure = replace(figure, panels=alone if len(alone) == 1 else figure.panels, caption="")
     if out is None:
         from bench.api.figures import altair_chart
 

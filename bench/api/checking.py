@@ -7,18 +7,14 @@ from typing import Any
 
 from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.run import LIMIT, reports, request_of, request_of_task
+from bench.check.run import reports, request_of, request_of_task
 from bench.errors import UserError
 from bench.output import Answer, Shown, note
 from bench.progress import StatusLine, say
 
 
 class Checked(Shown):
-    """The report on an optimizer or a task.
-
-    Attributes:
-        report: verdicts by check.
-    """
+    """The report on an optimizer or a task: verdicts by check."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.code = report, int(not report.ok)
@@ -42,14 +38,9 @@ def check(
     places: Mapping[str, Path],
     *,
     quick: bool,
-    limit: float | None,
+    limit: float,
 ) -> Shown:
-    """Check an optimizer, a task, or many optimizers.
-
-    Raises:
-        UserError: there is no such optimizer, check or option.
-    """
-    limit = limit or LIMIT
+    """Check an optimizer, a task, or many optimizers."""
     options = {kind: {k[5:] if kind == "task" else k[4:]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
                for kind in ("task", "opt")}  # fmt: skip
     if task is not None:
@@ -70,44 +61,27 @@ def check(
         if optimizer is None:
             raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
         request = request_of(optimizer, only=only, reference=reference, options=options["opt"], quick=quick)
-    progress = _Progress(len(request.checks))
-    (report,) = reports([request], limit=limit, show=progress.show)
-    progress.line.clear()
+    line, done = StatusLine(), list[Verdict]()
+
+    def show(_: Any, verdict: Verdict) -> None:
+        done.append(verdict)
+        text = f"{len(done)}/{len(request.checks)} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
+        (line.show if line.live else say)(text)
+
+    (report,) = reports([request], limit=limit, show=show)
+    line.clear()
     if task is None and only is None and not quick:
         note(f"written to {write_verdict(places['store'], report)}")
     return Checked(report)
 
 
 def listed() -> Answer:
-    """The checks."""
+    """The checks of optimizers and tasks."""
     kinds: tuple[Kind, ...] = ("optimizer", "task")
     data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
-    return Answer(data, listing().split("\n"))
-
-
-def listing() -> str:
-    """The list of checks."""
-    return "\n".join([*_listed("optimizer"), "", "Of tasks (--task):", *_listed("task")])
-
-
-def _listed(kind: Kind) -> list[str]:
-    lines = []
-    for check in catalogue(kind).values():
-        lines += [f"{check.name}: {check.meaning}", f"    {check.group}. {check.advice}".rstrip()]
-    return lines
-
-
-class _Progress:
-    """One updated line on a terminal, a line for each check elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.line = total, 0, StatusLine()
-
-    def show(self, _: Any, verdict: Verdict) -> None:
-        """Show a verdict."""
-        self.done += 1
-        text = f"{self.done}/{self.total} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
-        if self.line.live:
-            self.line.show(text)
-        else:
-            say(text)
+    lines = [
+        f"{check.name}: {check.meaning}\n    {check.group}. {check.advice}".rstrip()
+        for kind in kinds
+        for check in catalogue(kind).values()
+    ]
+    return Answer(data, [*lines[: len(data["optimizer"])], "", "Of tasks (--task):", *lines[len(data["optimizer"]) :]])

@@ -5,57 +5,47 @@ winners on fresh seeds (`bench.suite`), and the board `quality` ranks the result
 """
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.api.results import Comparison
 from bench.api.results import Study as Result
-from bench.api.studies import plan_of
-from bench.api.training import crew_of, in_time, note_ignored, note_long
+from bench.api.studies import crew_for, plan_of, train
 from bench.boards.entries import REFERENCES, default_reference
-from bench.config.values import parts, reference_folder
+from bench.config.settings import problem_of
+from bench.config.values import parts, read_seeds, reference_folder
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
 from bench.output import Answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
+from bench.store.stores import Stores
 from bench.sweeps.grid import by_optimizer, settings_in
-from bench.text import CONVERGED, counted, listed
-from bench.tuning.spec import reporting_seeds, trials_of, tuning_seeds
+from bench.text import counted, listed
+from bench.tuning import suite
+from bench.tuning.spec import tuning_seeds
+from bench.tuning.study import common_trials
 from bench.tuning.suite import Suite, Tune
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
-    from bench.boards.collect import Collected
-    from bench.config.run_config import RunConfig
-    from bench.execute.cluster import Crew
     from bench.plots.panels import Figure
     from bench.results.table import Board
+    from bench.store.record import RunResult
     from bench.store.reports import StudyRecord
     from bench.tuning.spec import StudySpec
-    from bench.tuning.study import Study, StudyResult
-    from bench.tuning.suite import Settings
+    from bench.tuning.study import StudyResult
 
 
 @dataclass(frozen=True)
 class Request:
     """A requested comparison.
 
-    Attributes:
-        words: settings in dotted form, with `opt`.
-        config: YAML file of settings that `words` override.
-        tasks: their names.
-        against: names of the baselines; None: the default.
-        trials: of each optimizer; None: the default.
-        seeds, report_seeds: of trials and winners, as text.
-        reference: whether reference results count.
-        anyway: whether to continue if a failed check changes results.
-        places: folders of data and store.
-        effort: how runs are executed.
-        progress: whether to show it.
+    `words` are settings in dotted form, with `opt`, which override those of the YAML file `config`; `against` are the
+    baselines, None for the default; `trials` are of each optimizer; `reference` says whether reference results count,
+    `anyway` whether to continue if a failed check changes results; `places` are the folders of data and store.
     """
 
     words: Mapping[str, Any]
@@ -76,6 +66,19 @@ class Request:
         """The settings of the file and the call."""
         return settings_in(self.config) | dict(self.words)
 
+    @property
+    def opts(self) -> list[str]:
+        """The compared optimizers, without baselines."""
+        return list(dict.fromkeys(parts(self.settings.get("opt", ""))))
+
+
+class Ranking(NamedTuple):
+    """The board `quality`, verdicts in sentences, and their chart; empty while no winner has run on fresh seeds."""
+
+    boards: "list[Board]"
+    verdicts: list[str]
+    forest: "Figure | None"
+
 
 def compare(request: Request, out: Path | None, command: Sequence[str] | None) -> Comparison:
     """Check the optimizers, tune all, run the winners, rank them, and write tables and plots into a folder, if given.
@@ -86,24 +89,22 @@ def compare(request: Request, out: Path | None, command: Sequence[str] | None) -
         KeyboardInterrupt: it was stopped.
     """
     contests = _contests(request)
-    tasks = "-".join(slug(contest.studies[0].spec.task) for contest in contests)[:80]
-    if command is not None:
-        out = out or Path("compared", tasks, "-".join(map(slug, contests[0].opts))[:80])
+    todo = [studies for contest in contests for studies in contest.studies(request.places)]
+    if command is not None and out is None:
+        tasks = "-".join(slug(studies[0].spec.task) for studies in todo)[:80]
+        out = Path("compared", tasks, "-".join(map(slug, request.opts))[:80])
     if out is not None:
         check_output(out)
-    crew = _smallest(contests)
-    specs = {study.spec.opt: study.spec for contest in contests for study in contest.studies}
-    _check([specs[opt] for opt in contests[0].opts], request)
-    note_long(request.effort, [study for contest in contests for study in contest.studies], request.places, crew)
-    with crew:
-        in_time(request.effort, lambda: all(_carry_out(contest, request, crew) for contest in contests))
+    crew = crew_for(todo, request.effort, request.places)
+    for spec in {study.spec.opt: study.spec for studies in todo for study in studies}.values():
+        if spec.opt in request.opts:
+            _check(spec, request)
+    for contest in contests if request.progress else ():
+        note(contest.title)
+    results = train(todo, crew, request.effort, progress=request.progress)
     with doing("writing settings, table and plots"):
         from bench.results.render import markdown
-        from bench.tuning import suite, tuned
 
-        results = [study.result() for contest in contests for study in contest.studies]
-        for result in results:
-            tuned.remember(result)
         ranked = ranking(results, request)
         if out is not None:
             suite.write(out / "tuned", results, shlex.join(command or ["bench.compare"]))
@@ -113,282 +114,137 @@ def compare(request: Request, out: Path | None, command: Sequence[str] | None) -
             if ranked.forest is not None and ranked.forest.drawn:
                 for ending in (".png", ".pdf"):
                     write(out / f"forest{ending}", ranked.forest.picture(ending))
-    several = len(contests) > 1
-    studies = {
-        f"{r.spec.task} {r.spec.opt}" if several else r.spec.opt: Result(r, request.places["store"]) for r in results
-    }
+    folder = None if out is None else out / "tuned"
+    names = [f"{r.spec.task} {r.spec.opt}" if len(contests) > 1 else r.spec.opt for r in results]
+    studies = {name: Result(r, request.places["store"], folder) for name, r in zip(names, results, strict=True)}
     return Comparison(studies, ranked.verdicts, ranked, out)
 
 
 def dry_run(request: Request) -> Answer:
     """What would be trained."""
-    contests = _contests(request)
-    return plan_of([contest.suite for contest in contests], request.places, _smallest(contests))
+    return plan_of(_contests(request), request.places, request.effort)
 
 
-def _smallest(contests: "Sequence[Contest]") -> "Crew":
-    return min((contest.crew for contest in contests), key=lambda crew: 0 if crew.cluster else crew.shares)
-
-
-def _contests(request: Request) -> "list[Contest]":
+def _contests(request: Request) -> list[Suite]:
     """The comparison on each task."""
-    tasks = request.tasks or parts(request.settings.get("task", ""))
-    return [contest(request, task) for task in dict.fromkeys(tasks or [""])]
-
-
-class Contest(NamedTuple):
-    """A comparison on a task.
-
-    Attributes:
-        suite: tunes all optimizers.
-        opts: the compared optimizers, without baselines.
-        studies: of the suite.
-        crew: the processes that train them.
-    """
-
-    suite: Suite
-    opts: list[str]
-    studies: "list[Study]"
-    crew: "Crew"
-
-
-def contest(request: Request, task: str) -> Contest:
-    """The comparison on one task.
-
-    Raises:
-        UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
-    """
-    places = request.places
-    words = request.settings
-    words.pop("task", None)
-    opts = list(dict.fromkeys(parts(words.pop("opt", ""))))
-    if not opts:
+    if not request.opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
-    fresh = reporting_seeds(request.report_seeds)
-    common, by_opt = by_optimizer(words, [*opts, *(request.against or REFERENCES)])
-    theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
-    common = {name: value for name, value in common.items() if name not in theirs}
+    tasks = request.tasks or parts(request.settings.get("task", "")) or [""]
+    return [_contest(request, task) for task in dict.fromkeys(tasks)]
 
-    def suite(names: Sequence[str], tune: Tune) -> Suite:
-        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **by_opt[n]} for n in names}
-        return Suite(title="", tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
 
-    first = suite(opts, Tune()).specs(places)[0]
-    against = request.against or [default_reference(first.trainer.batch_size)]
-    baseline = None
-    if not any(name in opts or by_opt[name] for name in against):
-        shipped = [_shipped(spec.typical(places), request) for spec in suite(against, Tune()).specs(places)]
-        baseline = _common(against, shipped)
-    if baseline is not None and not _has_equal_budget(baseline, against, request):
-        baseline = None
-    tuned_here: list[str] = against if baseline is None else []
-    every = list(dict.fromkeys([*tuned_here, *opts]))
-    if len({*every, *against}) < 2:
+def _contest(request: Request, task: str) -> Suite:
+    """The suite that tunes the optimizers, and baselines without reference results, on a task."""
+    opts, fresh = request.opts, read_seeds(request.report_seeds, "--report_seeds", 5)
+    settings = {name: value for name, value in request.settings.items() if name not in ("task", "opt")}
+    common, by_opt = by_optimizer(settings, [*opts, *(request.against or REFERENCES)])
+    of_opts = {name: value for name, value in common.items() if name.startswith("opt.")}
+    common = {name: value for name, value in common.items() if name not in of_opts}
+
+    def suite_of(names: Sequence[str], tune: Tune, title: str = "") -> Suite:
+        optimizers = {name: {**(of_opts if name in opts else {}), **by_opt[name]} for name in names}
+        return Suite(title=title, tasks={task: {}}, optimizers=optimizers, settings=common, tune=tune, seeds=fresh)
+
+    size = suite_of(opts[:1], Tune()).specs(request.places)[0].settings["trainer.batch_size"]
+    against = request.against or [default_reference(size)]
+    is_default = not any(name in opts or by_opt[name] for name in against)
+    baseline = _baseline(suite_of(against, Tune()).specs(request.places), request) if is_default else None
+    names = list(dict.fromkeys([*(against if baseline is None else []), *opts]))
+    if len({*names, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
-    if lost := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in every]:
-        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
+    if unused := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:
+        raise UserError(f"{unused[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(request.seeds or "2") if request.seeds or baseline is None else baseline.seeds
-    if baseline is None:
-        tune = Tune(trials=request.trials, seeds=seeds)
-    else:
+    tune = Tune(trials=request.trials, seeds=seeds)
+    if baseline is not None:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=baseline.sampler, total=len(baseline.trials))
-    whole = suite(every, tune)
-    specs = whole.specs(places)
-    if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
-        raise UserError(
-            f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
-            " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
-        )
-    designs, tried = {trials_of(spec.design, tune.trials) for spec in specs}, whole.common(specs)
-    there = "" if baseline is None else f" ({listed(against)}: reference results of {len(baseline.trials)} trials)"
-    title = (
-        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"
-        f" {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for each,"
-        f" {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored ones"
-        + ", more where a grid grows" * any(spec.sampler == "grid" for spec in specs)
-        + "; smaller designs are topped up" * (len(designs) > 1)
-    )
-    whole = whole.model_copy(update={"title": title})
-    (studies,) = whole.studies(places)
-    return Contest(whole, opts, studies, crew_of(request.effort, specs, places))
+    (studies,) = suite_of(names, tune).studies(request.places)
+    sizes = {study.spec.opt: study.spec.settings["trainer.batch_size"] for study in studies}
+    if len(set(sizes.values())) > 1:
+        text = " and ".join(f"{opt} of {size}" for opt, size in sizes.items())
+        advice = "set one size with --trainer.batch_size, or choose others with --against"
+        raise UserError(f"{text} samples a batch are different problems; {advice}")
+    tried = common_trials(studies)
+    title = f"{', '.join(opts)} against {', '.join(against)} on {task}"
+    title += f" ({listed(against)}: reference results of {len(baseline.trials)} trials)" if baseline else ""
+    title += f": {counted(tried, 'trial')} of {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for"
+    title += f" each, {len(names) * (tried * len(seeds) + len(fresh))} runs minus stored ones"
+    title += ", more where a grid grows" * any(study.spec.sampler == "grid" for study in studies)
+    return suite_of(names, tune, title)
 
 
-def _carry_out(contest: Contest, request: Request, crew: "Crew") -> bool:
-    """Tune all and run the winners; False if a signal asked to stop.
-
-    Raises:
-        UserError: some runs cannot be trained; finished ones are stored.
-    """
-    from bench.tuning.training import carry_out_suite
-
-    note(contest.suite.title if request.progress else None)
-    note_ignored([study.spec for study in contest.studies], request.places)
-    return carry_out_suite(contest.suite, contest.studies, crew, request.effort, progress=request.progress)
-
-
-def _shipped(config: "RunConfig", request: Request) -> "StudyRecord | None":
-    """The study that tuned a baseline for the reference results; None without one on this problem."""
-    from bench.config.settings import problem_of
-    from bench.store.stores import Stores
-
+def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | None":
+    """A study with budget and sampler of the reference results of all baselines; None if they must be tuned here."""
     folder = reference_folder()
     if not request.reference or folder is None:
         return None
-    stores = Stores([], folder)
+    stores, studies, others = Stores([], folder), list["StudyRecord"](), False
     runs = {run.run_id: run for run in stores.runs}
-    same, others = list["StudyRecord"](), dict[str, None]()
-    for study in stores.studies:
-        winner = runs.get(study.winner or "")
-        if winner is None or bare(study.task) != bare(config.task) or study.opt != config.opt:
-            continue
-        versions = config.spec_versions
-        if winner.problem == problem_of(config) and all(winner.versions.get(n) == v for n, v in versions.items()):
-            same.append(study)
-        else:
-            others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
-    best = max(same, key=lambda study: study.weight, default=None)
-    gap = None if best is None or config.task_spec.target is not None else runs[best.winner or ""].excess()
-    if gap is not None and gap <= CONVERGED:
-        note(
-            f"{config.opt} reaches the floor of the metric here, so this may end in ties only: take a smaller budget"
-            " (--trainer.max_steps) or a harder task, or compare the steps to a loss (bench leaderboard --board speed"
-            " --target LOSS)"
-        )
-    if not same and others:
-        note(
-            f"reference results exist for {config.task} with {' or '.join(others)}; {config.opt} is tuned again for"
-            f" this problem"
-        )
-    return best
-
-
-def _common(names: Sequence[str], shipped: "Sequence[StudyRecord | None]") -> "StudyRecord | None":
-    """A study with the budget and sampler of all stored baselines; None unless all are stored and agree."""
-    there = [study for study in shipped if study is not None]
-    if len(there) == len(shipped) and len({(len(s.trials), tuple(s.seeds), s.sampler) for s in there}) == 1:
-        return there[0]
-    if there:
-        note(f"{listed(names)} are tuned again: not all have reference results on this problem with equal budgets")
+    for spec in specs:
+        config = spec.typical(request.places)
+        problem, versions = problem_of(config), config.spec_versions.items()
+        named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
+        winners = [(study, runs[study.winner or ""]) for study in named if study.winner in runs]
+        same = [study for study, run in winners if run.problem == problem and versions <= run.versions.items()]
+        studies += [max(same, key=lambda study: study.weight)] if same else []
+        others |= bool(winners)
+    budgets = {(len(study.trials), tuple(study.seeds), study.sampler) for study in studies}
+    if len(studies) == len(specs) and len(budgets) == 1:
+        trials, seeds = len(studies[0].trials), len(studies[0].seeds)
+        wanted = request.trials or trials, len(tuning_seeds(request.seeds)) if request.seeds else seeds
+        if wanted == (trials, seeds):
+            return studies[0]
+    if others:
+        names = listed([spec.opt for spec in specs])
+        note(f"{names}: tuned again, since not all have reference results with these settings, trials and seeds")
     return None
 
 
-def _has_equal_budget(baseline: "StudyRecord", names: Sequence[str], request: Request) -> bool:
-    """Whether the others get the trials and tuning seeds of stored baselines; a note says if not."""
-    have = len(baseline.trials), len(baseline.seeds)
-    if (request.trials or have[0], len(tuning_seeds(request.seeds)) if request.seeds else have[1]) == have:
-        return True
-    note(
-        f"{listed(names)} {'is' if len(names) == 1 else 'are'} tuned again, so that budgets are equal: the reference"
-        f" results have {counted(have[0], 'trial')} of {counted(have[1], 'seed')}"
-    )
-    return False
-
-
-def _check(specs: "Sequence[StudySpec]", request: Request) -> None:
-    """Check optimizers as `bench check` does, except for what the store already has.
-
-    Raises:
-        UserError: one cannot be loaded.
-        RunFailed: a failure changes results, without --anyway.
-    """
+def _check(spec: "StudySpec", request: Request) -> None:
+    """Check an optimizer as `bench check` does, unless the store has its report; RunFailed if it changes results."""
     from bench.check.report import read_verdict, write_verdict
     from bench.check.run import reports, request_of, versions
 
-    progress = request.progress
-    given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
-    places = zip(specs, given, strict=True)
-    known = [read_verdict(request.places["store"], spec.opt, options, versions()) for spec, options in places]
-    names = ", ".join(spec.opt for spec in specs)
-    note(f"checking {names}" if progress and not sys.stderr.isatty() else None)  # a terminal shows it below
-    with doing(f"checking {names}"):
-        left = zip(specs, given, known, strict=True)
-        fresh = reports([request_of(spec.opt, options=options) for spec, options, report in left if report is None])
-        verdicts = [next(fresh) if report is None else report for report in known]
-    for report, options in zip(verdicts, given, strict=True):
+    options = {name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")}
+    report = read_verdict(request.places["store"], spec.opt, options, versions())
+    if report is None:
+        with doing(f"checking {spec.opt}"):
+            (report,) = reports([request_of(spec.opt, options=options)])
         write_verdict(request.places["store"], report)
-        note(f"{report.name}: {report.headline()}" if progress else None)
-        wrong = [
-            name for name in report.failed if name == "builds" or report.catalogue[name].group == "changes results"
-        ]
-        if wrong:
-            command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
-            why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
-            if not request.anyway:
-                raise RunFailed(f"{why}; --anyway continues")
-            remark("warning", why)
-
-
-class Ranking(NamedTuple):
-    """Result of a comparison.
-
-    Attributes:
-        boards: the board `quality`; none while no winner has run on fresh seeds.
-        verdicts: verdicts in sentences, and the numbers of seeds that may decide open ones.
-        forest: effects and intervals; None while there is no board.
-    """
-
-    boards: "list[Board]"
-    verdicts: list[str]
-    forest: "Figure | None"
+    note(f"{report.name}: {report.headline()}" if request.progress else None)
+    wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].group == "changes results"]
+    if wrong:
+        command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
+        why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
+        if not request.anyway:
+            raise RunFailed(f"{why}; --anyway continues")
+        remark("warning", why)
 
 
 def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
-    """The ranked tables of the results of these studies."""
+    """The ranked tables of these studies, and of baselines from the reference results."""
+    from bench.boards.collect import collect
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
     from bench.plots.forest import forest
-    from bench.tuning.suite import by_task
 
-    ranked = [entries for of_task in by_task(results).values() if (entries := _ranked(of_task, request)) is not None]
-    if not ranked:
+    if not any(result.fresh for result in results):
         return Ranking([], [], None)
-    every = _together(ranked)
-    several = len(every.problems) > 1
-    verdicts = [f"{name}: {text}" if several else text for name, text in headlines(every)]
-    return Ranking([quality(every)], verdicts, forest(every))
+    names = {result.study.name for result in results}
+    ids = {run.run_id for result in results for run in (*result.runs, *result.fresh)}
+    problems = [(bare(run.config["task"]), run.problem) for result in results for run in result.fresh[:1]]
+    tuned = {bare(result.spec.opt) for result in results}
+    against = {bare(name) for name in request.against or REFERENCES} - tuned
+    stores = Stores([request.places["store"]], reference_folder() if request.reference else None)
 
+    def is_baseline(run: "RunResult") -> bool:
+        return bare(run.config["opt"]) in against and (bare(run.config["task"]), run.problem) in problems
 
-def _together(ranked: "Sequence[Collected]") -> "Collected":
-    """The entries of several problems as one collection."""
-    fields = [vars(collected) for collected in ranked]
-    joined = {
-        name: [entry for values in fields for entry in values[name]]
-        for name in ("entries", "chosen", "all", "unranked")
-    }
-    by_id = {run_id: run for collected in ranked for run_id, run in collected.by_id.items()}
-    return replace(ranked[0], **joined, by_id=by_id)
-
-
-def _ranked(results: "Sequence[StudyResult]", request: Request) -> "Collected | None":
-    """Entries of a task: these optimizers, as tuned by these studies, and others tuned on the same problem.
-
-    None if no winner has run on a fresh seed.
-    """
-    from bench.boards.collect import collect
-    from bench.boards.entries import VERSIONS
-    from bench.store.stores import Stores
-
-    fresh = {run.run_id: run for result in results for run in result.fresh}
-    if not fresh:
-        return None
-    reference_store = None if not request.reference else reference_folder()
-    stores = Stores([request.places["store"]], reference_store)
-    mine = {result.study.name: bare(result.spec.opt) for result in results}
-    # Studies with larger budgets would replace these.
-    stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
-    versions = next(iter(fresh.values())).versions
-    only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
-    reference, named = (
-        request.against[0] if request.against else None,
-        {*mine.values(), *map(bare, request.against or ())},
-    )
-    every = collect(stores, tasks=[results[0].spec.task], only=only, mixed_versions=True, reference=reference)
-    warn_of(stores, every.damaged)
-    problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
-    chosen = [
-        e
-        for e in every.chosen
-        if e.problem == problem and (e.opt in named or (request.against is None and e.kind == "tuned"))
-    ]
-    return replace(every, entries=chosen, chosen=chosen)
+    stores.studies = [study for study in stores.studies if study.name in names or bare(study.opt) in against]
+    stores.runs = [r for r in stores.runs if r.run_id in ids or (r.run_id in stores.shipped and is_baseline(r))]
+    collected = collect(stores, mixed_versions=True, reference=request.against[0] if request.against else None)
+    warn_of(stores, collected.damaged)
+    several = len(collected.problems) > 1
+    verdicts = [f"{name}: {text}" if several else text for name, text in headlines(collected)]
+    return Ranking([quality(collected)], verdicts, forest(collected))

@@ -6,17 +6,14 @@ It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them
 
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.output import Shown, write
+from bench.output import Answer, write
 from bench.progress import doing
 from bench.text import listed
-
-if TYPE_CHECKING:
-    from bench.boards import Board
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
@@ -34,36 +31,8 @@ NEXT = (
 """Suggested next commands, with reasons."""
 
 
-class Quickstart(Shown):
-    """The ranked table in plain words, and what to try next."""
-
-    def __init__(self, board: "Board", plot: Path) -> None:
-        self.board, self.plot, self.verdict = board, plot, _said(board)
-
-    def as_json(self) -> dict[str, Any]:
-        """Table, verdict and plot."""
-        from bench.results.render import as_json
-
-        following = [command for command, _ in NEXT]
-        return {"boards": as_json([self.board]), "said": [self.verdict, HONEST], "plot": self.plot, "next": following}
-
-    def __str__(self) -> str:
-        from bench.results.render import written
-
-        typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
-        words = [textwrap.fill(text, 100) + "\n" for text in (self.verdict, HONEST)]
-        following = [f"  {typed + command:<74} {why}" for command, why in NEXT]
-        return "\n".join([written([self.board], "table", None), *words, "Try next:", *following])
-
-
-def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Quickstart:
-    """Train, rank and draw.
-
-    Raises:
-        UserError: the request is invalid.
-        RunFailed: as in `bench.execute.execute.execute`.
-        KeyboardInterrupt: it was stopped.
-    """
+def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answer:
+    """Train, rank and draw; the ranked table in plain words, and what to try next."""
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
@@ -82,30 +51,33 @@ def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Quic
     from bench.boards.collect import Collected
     from bench.boards.quality import quality
     from bench.plots.curves import curves
+    from bench.results.render import as_json, written
     from bench.store.store import Store
 
     collected = Collected.of(results, Store(places["store"]).tables)
     write(out, curves(collected).picture(out.suffix))
-    return Quickstart(_short(quality(collected)), out)
-
-
-def _short(board: "Board") -> "Board":
-    """The board with the columns `SHOWN`."""
+    board = quality(collected)
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
-    return replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
+    board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
+    said = [verdict_in_words(table.rows), HONEST]
+    data = {"boards": as_json([board]), "said": said, "plot": out, "next": [command for command, _ in NEXT]}
+    prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
+    following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
+    words = [textwrap.fill(text, 100) + "\n" for text in said]
+    return Answer(data, [written([board], "table", None), *words, "Try next:", *following])
 
 
-def _said(board: "Board") -> str:
-    """The verdicts in plain words."""
+def verdict_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The verdicts of rows of the board `quality` as sentences."""
     by_verdict: dict[str, list[str]] = {}
-    for row in board.tables[0].rows:
+    for row in rows:
         by_verdict.setdefault(row["verdict"], []).append(row["opt"])
-    ((reference,), said) = by_verdict.pop("reference"), []
+    ((reference,), parts) = by_verdict.pop("reference"), []
     for verdict, loss in (("better", "lower"), ("worse", "higher")):
         if names := by_verdict.pop(verdict, []):
-            said.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
+            parts.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
     unclear = [name for names in by_verdict.values() for name in names]
-    first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
+    first = f"After {STEPS} steps {', and '.join(parts)} than {reference}" if parts else "No verdict is decided"
     open_ = f" No significant difference from {reference}: {listed(unclear)}." if unclear else ""
     return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"

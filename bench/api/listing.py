@@ -13,6 +13,7 @@ from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
 if TYPE_CHECKING:
+    from bench.store.record import RunResult
     from bench.store.reports import StudyRecord
 
 
@@ -114,7 +115,7 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
-        return Answer(vars(study), _study_lines(study))
+        return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
     if begun := [run_id for run_id in stores.blocks if run_id.startswith(path.name)]:
@@ -125,19 +126,21 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
-def _study_lines(study: "StudyRecord") -> list[str]:
+def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]:
     """The trials of a study as a table; * marks the winner."""
     from bench.results.render import shown
+    from bench.results.selection import GAP, above_infimum
     from bench.results.table import Table
     from bench.text import seeds_in_words
 
+    metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
     rows = [
         ("*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], t["state"], t["score"])
         for t in study.trials
     ]
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
-    heads = ("", "settings", "kind", "state", f"{study.select_split or 'selection'} {study.metric}".rstrip())
-    return [first, *shown(Table.of(heads, rows)), *[f"{study.missing} more to try"] * bool(study.missing)]
+    table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
+    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

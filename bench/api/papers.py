@@ -87,7 +87,7 @@ def reproduce(
     from bench.errors import check_known
 
     if name is None:
-        raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
+        raise UserError("name an experiment: bench reproduce NAME; see `bench list experiments`")
     check_known("experiment", [name], experiments())
     with doing("reading the experiment"):
         from bench.execute.command import dry_run

@@ -1,158 +1,126 @@
-"""Parameters that several functions share: the type of each, and its help on the command line and in Python."""
+"""Types and meaning of parameters that several functions share."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
+from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    Opt = str | type[Optimizer]
+    from optimizers import OptimizerSpec
+    from tasks import TaskSpec
+
+    Opt = str | type[Optimizer] | OptimizerSpec
+    Task = str | TaskSpec
 else:
-    Opt = str  # the command line takes a name
+    Opt = Task = str | type
 
 Place = str | Path
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
 Settings = Mapping[str, Any]
+Which = Literal["best", "tuned", "default", "all"]
 
-Hidden = Parameter(parse=False)
-"""Of parameters that the command line fills in or does not have."""
-
-
-def option(text: str, alias: str | None = None) -> Parameter:
-    """A parameter that cyclopts converts to its type."""
-    return Parameter(help=text, alias=alias)
-
-
-def word(text: str, alias: str | None = None) -> Parameter:
-    """A parameter that the command line passes as a word, which the function reads as it reads Python values."""
-    return Parameter(help=text, alias=alias, n_tokens=1)
-
-
-def words(text: str, alias: str | None = None) -> Parameter:
-    """The same for one that may be given several times."""
-    return Parameter(help=text, alias=alias, n_tokens=-1)
-
-
-def on_command_line(parameter: inspect.Parameter) -> inspect.Parameter | None:
-    """A parameter with the type that the command line converts to; None if the command line does not have it."""
-    hint = next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
-    if hint is None or hint.parse is False:
-        return None
-    if hint.n_tokens is not None:
-        kind = list[str] if hint.n_tokens < 0 else str
-        repeated = parameter.name not in ("task", "opt") or kind is not str
-        plain = Parameter(help=hint.help, alias=hint.alias, allow_repeating=repeated)
-        default = parameter.default if parameter.default is parameter.empty else None
-        parameter = parameter.replace(annotation=Annotated[kind | None, plain], default=default)
-    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-        is_option = parameter.name in ("task", "opt", "board")
-        parameter = parameter.replace(kind=parameter.KEYWORD_ONLY if is_option else parameter.POSITIONAL_ONLY)
-    return parameter
-
-
-Task = Annotated[str | None, word("A task: a name of `bench list tasks`, or `file.py:SPEC`.")]
-OneOpt = Annotated[Opt | None, word("An optimizer: a name of `bench list optimizers`, `file.py:Class`, or a class.")]
-Opts = Annotated[
-    Opt | Sequence[Opt] | None, words("One or more optimizers, each as for `fit`: `ngd,my_file.py:MyOpt`.")
-]
-Data = Annotated[Place | None, word("Folder of the data sets (default: $BENCH_DATA, else ./data).")]
-Store = Annotated[Place | None, word("Folder of the runs (default: $BENCH_STORE, else ./runs).")]
-Stores = Annotated[
-    Sequence[Place] | Place | None,
-    words("Folder of the runs; may be given several times (default: $BENCH_STORE, else ./runs)."),
-]
-Config = Annotated[Place | None, word("YAML file of settings; options override it.")]
-Seed = Annotated[int | None, word("Seed of problem instance, initialisation and dropout, from 0 (default 0).")]
-DataSeed = Annotated[int | None, word("Seed of the order of the samples (default: the run's seed).")]
-Precision = Annotated[str | None, word("32-true, bf16-mixed, 16-mixed or 64-true (default: the task's).")]
-Device = Annotated[str | None, word("cpu, cuda, mps or auto (default auto).")]
-Logger = Annotated[str | None, word("Also log to tensorboard, csv or wandb (extras).")]
-Engine = Annotated[
-    Literal["auto", "lanes", "lightning"] | None,
-    option("lanes: vectorised runs; lightning: one by one; auto (default): the faster in a short measurement."),
-]
-Workers = Annotated[
-    int | str | None,
-    word("Number of processes that share the runs, or auto: one per GPU, or else one per CPU core."),
-]
-Cluster = Annotated[str | None, word("Train on a Dask cluster: its address, or its scheduler's file.")]
-Width = Annotated[int | None, word("Number of lanes at once (default: measured).")]
-Budget = Annotated[
-    str | None,
-    word("Stop after this time (6h, 90min) and continue on the next call, or refuse more than N runs (200runs)."),
-]
-TuningSeeds = Annotated[
-    Seeds | None, word("Tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (default 2).")
-]
-ReportSeeds = Annotated[
-    Seeds | None,
-    word("Fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer than 7 decide no verdict."),
-]
-Trials = Annotated[
-    int | None,
-    word("Number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there."),
-]
-DryRun = Annotated[bool, option("Print what would be trained, and exit.")]
-OnlyTasks = Annotated[Names | None, words("Only these tasks: A,B.")]
-OnlyOpts = Annotated[Names | None, words("Only these optimizers: A,B.")]
-Only = Annotated[
-    Mapping[str, Any] | Sequence[str] | None,
-    words(
-        "Only runs with this setting (trainer.max_steps=1000), version (versions.torch=2.15.0) or engine; may be"
-        " given several times."
-    ),
-]
-Which = Annotated[
-    Literal["best", "tuned", "default", "all"],
-    option("Settings to show of each optimizer: best takes the tuned ones, else the defaults, else the one set by hand"
-          " if there is exactly one."),
-]  # fmt: skip
-NoReference = Annotated[bool, option("Leave out the shipped reference results.")]
-Mixed = Annotated[bool, option("Compare runs of different versions.")]
-Reference = Annotated[
-    str | None, word("Optimizer to compare the others with (default: adamw, or gd for full batches).")
-]
-Target = Annotated[
-    float | str | None,
-    word("Value of the metric that counts as reached, for `speed` and profiles (default: the task's)."),
-]
-Out = Annotated[Place | None, word("File or folder to write.", "-o")]
-
-TaskSettings = Annotated[Settings | None, Hidden]
-TrainerSettings = Annotated[Settings | None, Hidden]
-AllSettings = Annotated[Settings | None, Hidden]
-Progress = Annotated[bool, Hidden]
-Command = Annotated[Sequence[str] | None, Hidden]
-
-_HIDDEN = {
+MEANINGS = {
+    "task": "a name of `bench list tasks`, or `file.py:SPEC`.",
+    "opt": "a name of `bench list optimizers`, `file.py:Class`, or a class; if several are allowed: A,B.",
+    "trials": "number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there.",
+    "report_seeds": "fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer decide no verdict.",
+    "logger": "also log to tensorboard, csv or wandb (extras).",
+    "config": "YAML file of settings; options override it.",
+    "data_seed": "seed of the order of the samples (default: the run's seed).",
+    "precision": "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's; lanes need 32-true or 64-true).",
+    "device": "cpu, cuda, mps or auto (default auto).",
     "task_options": "options of the task by name (`bench show TASK` lists them).",
     "trainer": 'budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.',
     "settings": 'further settings in dotted form, `{"opt.matrix.lr": 0.01}`; they override the others.',
-    "progress": "show progress on standard error.",
+    "engine": "lanes: vectorised runs; lightning: one by one; auto (default): the faster in a short measurement.",
+    "workers": "number of processes that share the runs, or auto: one per GPU, or else one per CPU core.",
+    "cluster": "train on a Dask cluster: its address, or its scheduler's file.",
+    "width": "number of lanes at once (default: measured).",
+    "budget": "stop after this time (6h, 90min) and continue on the next call, or refuse more than N runs (200runs).",
+    "dry_run": "print what would be trained, and exit.",
+    "command": "words of the command line, for the suite's own use.",
+    "data": "folder of the data sets (default: $BENCH_DATA, else ./data).",
+    "store": "folder of the runs (default: $BENCH_STORE, else ./runs).",
+    "progress": "show progress and notes on standard error.",
+    "only": "only runs with this setting (trainer.max_steps=1000), version (versions.torch=2.15.0) or engine; may be"
+    " given several times.",
+    "which": "those to show of each optimizer: best takes the tuned ones, else the defaults, else the one set by hand"
+    " if there is exactly one.",
+    "reference": "optimizer to compare the others with (default: adamw, or gd for full batches).",
+    "no_reference": "leave out the shipped reference results.",
     "hyperparameters": 'of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.',
 }
-"""Parameters of Python alone; `command`, the words of the command line, is for the suite's own use."""
-
-F = TypeVar("F", bound=Callable[..., Any])
+"""The meaning of parameters by name, where a docstring does not say it; `which` is that of `settings: Which`."""
 
 
-def documented(function: F) -> F:
-    """Add the shared parameters to the section `Args:` of a docstring, in the order of the signature."""
-    doc = inspect.getdoc(function) or ""
-    lines = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        hints = [each.help for each in getattr(parameter.annotation, "__metadata__", ()) if each.help]
-        text = hints[0] if hints else _HIDDEN.get(name)
-        if text and f"\n    {name}: " not in doc:
-            lines.append(f"    {name}: {text if text[1:2].isupper() else text[:1].lower() + text[1:]}")
-    head, mark, tail = doc.partition("\nArgs:\n")
-    if not mark:
-        head, _, tail = doc.partition("\nRaises:")
-        tail = f"\nRaises:{tail}" if tail else ""
-    function.__doc__ = "\n".join([head.rstrip("\n"), "", "Args:", *lines, tail.lstrip("\n") if mark else tail])
-    return function
+class Quiet(TypedDict, total=False):
+    """Of all functions."""
+
+    progress: bool
+
+
+class WithData(Quiet, total=False):
+    """Of functions that need data."""
+
+    data: Place | None
+
+
+class InStore(Quiet, total=False):
+    """Of functions that store runs."""
+
+    store: Place | None
+
+
+class InStores(Quiet, total=False):
+    """Of functions that only read runs."""
+
+    store: Sequence[Place] | Place | None
+
+
+class Stored(WithData, InStore, total=False):
+    """Of functions that need data and store runs."""
+
+
+class Checking(Stored, total=False, extra_items=Any):
+    """Of `check`."""
+
+    settings: Settings | None
+
+
+class Executing(Stored, total=False):
+    """Of functions that train a given plan."""
+
+    engine: Literal["auto", "lanes", "lightning"] | None
+    workers: int | str | None
+    cluster: str | None
+    width: int | None
+    budget: str | None
+    dry_run: bool
+    command: Sequence[str] | None
+
+
+class Fitting(Executing, total=False, extra_items=Any):
+    """Of functions that train settings of the call; other names are hyperparameters."""
+
+    config: Place | None
+    data_seed: int | None
+    precision: str | None
+    device: str | None
+    task_options: Settings | None
+    trainer: Settings | None
+    settings: Settings | None
+
+
+class Choice(InStores, total=False):
+    """Of functions that compare stored runs."""
+
+    task: Names | None
+    opt: Names | None
+    only: Mapping[str, Any] | Sequence[str] | None
+    settings: Which
+    reference: str | None
+    no_reference: bool

@@ -1,7 +1,6 @@
 """Return values of the API other than runs: tables, sweeps, studies and comparisons."""
 
 import html
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +11,6 @@ from bench.api.figures import altair_chart
 from bench.api.runs import Run, Runs
 from bench.errors import UserError
 from bench.output import Shown, format_of, write
-from bench.process import as_options
 from bench.results.render import FORMATS, as_json, html_fragment, markdown, written
 from bench.results.table import Board
 from bench.text import clean
@@ -205,9 +203,11 @@ class Study(Shown):
         Raises:
             UserError: the folder cannot be written, or no trial has a score.
         """
-        from bench.tuning import tuned
+        from bench.tuning import suite
 
-        return tuned.write(Path(folder), self.result, "bench.tune")
+        if self.result.best is None:
+            raise UserError(f"study {self.name}: no trial has a score, so there is nothing to write")
+        return suite.write(Path(folder), [self.result], "bench.tune")
 
     def as_json(self) -> dict[str, Any]:
         """Trials, winner and its fresh seeds."""
@@ -217,24 +217,12 @@ class Study(Shown):
 
     def __str__(self) -> str:
         from bench.tuning import summary
+        from bench.tuning.tuned import use_line
 
         lines = [*map(clean, summary.lines(self.result))]
         if self.folder is not None:
-            files = ", ".join(str(path.relative_to(self.folder)) for path in self.paths)
-            lines += [f"written to {self.folder}: {files}", f"use it: {self._use(self.folder)}"]
+            lines += ["", f"use it: {use_line(self.folder, self.result.spec)}"]
         return "\n".join(lines)
-
-    def _use(self, folder: Path) -> str:
-        """The command that trains with the winner's settings."""
-        from bench.tuning.tuned import tuned_path
-
-        spec = self.result.spec
-        is_default = folder.absolute() == Path("tuned").absolute()
-        source = ["--tuned"] if is_default else ["--config", str(tuned_path(folder, spec))]
-        chosen = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device
-        given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
-        seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose them
-        return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *source, *as_options(given | seed)])
 
 
 @dataclass(frozen=True)
@@ -283,11 +271,15 @@ class Comparison(Shown):
         return {"out": self.folder, "studies": studies, "boards": boards, "said": verdicts}
 
     def __str__(self) -> str:
-        from bench.tuning.suite import result_lines
+        from bench.tuning.summary import result_lines
+        from bench.tuning.tuned import use_line
 
         lines = result_lines([study.result for study in self.studies.values()])
-        table = f"{self.table}\n" if self.ranking.boards else "no winner has run on fresh seeds yet"
-        return "\n".join([*lines, table, *self.verdicts])
+        boards = self.ranking.boards
+        table = str(self.table) + "\n" if boards else "no winner has run on fresh seeds yet"
+        tuned = [(s.folder, s.result.spec) for s in self.studies.values() if s.folder and s.result.best is not None]
+        use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
+        return "\n".join([*lines, table, *self.verdicts, *([""] * bool(use)), *use])
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)

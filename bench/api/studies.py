@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from bench.api.results import Study
 from bench.api.training import crew_of, in_time, note_ignored, note_long
-from bench.config.values import reference_folder, suite_file
+from bench.config.values import read_seeds, reference_folder, suite_file
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.output import Answer, check_output, note
-from bench.progress import SweepProgress, doing
+from bench.progress import doing
 from bench.store.stores import Stores
 from bench.sweeps.grid import settings_in
-from bench.text import options_text
+from bench.text import counted, options_text
 from bench.tuning import suite as suites
 from bench.tuning import tuned
-from bench.tuning.spec import Sampler, make_spec, reporting_seeds, trials_of, tuning_seeds
+from bench.tuning.spec import Sampler, make_spec, trials_of, tuning_seeds
 from bench.tuning.study import Study as Plan
-from bench.tuning.summary import as_json
+from bench.tuning.study import StudyResult, equalize
+from bench.tuning.summary import as_json, result_lines
 
 if TYPE_CHECKING:
     from bench.execute.cluster import Crew
@@ -38,27 +39,55 @@ def study_of(
     seeds: str,
     report_seeds: str,
 ) -> Plan:
-    """The requested study.
-
-    Raises:
-        UserError: as for `bench.tuning.spec.make_spec`.
-    """
+    """The requested study; `UserError` as for `bench.tuning.spec.make_spec`."""
     spec = make_spec(
         settings_in(config) | dict(words),
         sampler=sampler,
         seeds=tuning_seeds(seeds),
-        report_seeds=[] if report_seeds == "0" else reporting_seeds(report_seeds),
+        report_seeds=[] if report_seeds == "0" else read_seeds(report_seeds, "--report_seeds", 5),
         places=places,
     )
-    return Plan(spec, trials_of(spec.design, trials, len(spec.seeds)), places)
+    return Plan(spec, trials_of(spec.design, trials, len(spec.seeds)), places, report=False)
 
 
 def dry_run(study: Plan, effort: Effort) -> Answer:
     """The trials of the design."""
     crew_of(effort, [study.spec], study.places)  # raises if it cannot be trained here
     points = [wanted.point for wanted in study.spec.design.wanted(study.trials)]
-    note(f"study {study.name}: {study.spec.promise(study.trials)}")
+    note(f"study {study.name}: {counted(study.trials, 'trial')} of {counted(len(study.spec.seeds), 'seed')}")
     return Answer(points, [*map(options_text, points)])
+
+
+def crew_for(todo: Sequence[Sequence[Plan]], effort: Effort, places: Mapping[str, Path]) -> "Crew | None":
+    """The processes that train the studies of tasks; None if all is stored, `UserError` if one cannot be trained."""
+    for studies in todo:
+        equalize(studies)
+    every = [study for studies in todo for study in studies]
+    note_ignored([study.spec for study in every], places)
+    is_stored = not any(study.result().todo for study in every)
+    return None if is_stored else crew_of(effort, [study.spec for study in every], places)
+
+
+def train(
+    todo: Sequence[Sequence[Plan]], crew: "Crew | None", effort: Effort, *, progress: bool = True
+) -> list[StudyResult]:
+    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store.
+
+    Raises:
+        KeyboardInterrupt: it was stopped.
+    """
+    every = [study for studies in todo for study in studies]
+    if crew is not None:
+        note_long(effort, every, every[0].places, crew)
+        from bench.tuning.training import carry_out
+
+        with crew:
+            in_time(effort, lambda: all(carry_out(studies, crew, effort, progress=progress) for studies in todo))
+    results = [study.result() for study in every]
+    with doing("writing the studies"):
+        for result in results:
+            tuned.remember(result)
+    return results
 
 
 def tune(
@@ -70,34 +99,15 @@ def tune(
     progress: bool,
     command: Sequence[str] | None,
 ) -> Study:
-    """Train what a study lacks, and write the winner's settings and a plot into a folder, if given.
-
-    Raises:
-        UserError: as for `bench.tune`.
-        KeyboardInterrupt: it was stopped.
-    """
-    if command is not None:
-        note(f"study {study.name}: {study.spec.promise(study.trials)}")
+    """Train what a study lacks, and write the winner's settings and a plot into a folder, if given."""
     if folder is not None:
         check_output(folder)  # fail before hours of training
-    result = study.result()
-    if result.todo:
-        crew = crew_of(effort, [study.spec], study.places)
-        note_long(effort, [study], study.places, crew)
-        from bench.tuning.training import carry_out
-
-        view = SweepProgress(f"study {study.name}", study.spec.mode, enabled=progress)
-        with crew:
-            in_time(effort, lambda: carry_out([study], crew, effort, view))
-        result = study.result()
-    with doing("writing the study"):
-        tuned.remember(result)
-        if storage:
-            tuned.mirror(result, storage)
+    (result,) = train([[study]], crew_for([[study]], effort, study.places), effort, progress=progress)
+    if storage:
+        tuned.mirror(result, storage)
     paths: list[Path] = []
     if folder is not None and result.best is not None:
-        note(tuned.replaced(folder, result))
-        paths = tuned.write(folder, result, shlex.join(command or ["bench.tune"]))
+        paths = suites.write(folder, [result], shlex.join(command or ["bench.tune"]))
     return Study(result, study.places["store"], folder if paths else None, tuple(paths))
 
 
@@ -112,62 +122,35 @@ def suite(
     dry: bool,
     command: Sequence[str] | None,
 ) -> Answer:
-    """Tune the optimizers of a suite's tasks, run the winners, and write their settings.
-
-    Raises:
-        UserError: the file is invalid, or a run cannot be trained.
-        KeyboardInterrupt: it was stopped.
-    """
+    """Tune the optimizers of a suite's tasks, run the winners, and write their settings."""
     suite_file(file)
     parts = suites.narrowed(suites.load(file), tasks, opts)
     try:
-        specs = [spec for part in parts for spec in part.specs(places)]
+        todo = [studies for part in parts for studies in part.studies(places)]
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    crew = crew_of(effort, specs, places)
     if dry:
-        return plan_of(parts, places, crew)
+        return plan_of(parts, places, effort)
+    crew = crew_for(todo, effort, places)
     check_output(out)  # fail before hours of training
-    note_ignored(specs, places)
-    todo = [(part, studies) for part in parts for studies in part.studies(places)]
-    note_long(effort, [study for _, studies in todo for study in studies], places, crew)
-    from bench.tuning.training import carry_out_suite
-
-    with crew:
-        in_time(effort, lambda: all(carry_out_suite(part, studies, crew, effort) for part, studies in todo))
-    results = [study.result() for _, studies in todo for study in studies]
-    for result in results:
-        tuned.remember(result)
-        note(tuned.replaced(out, result) if result.best is not None else None)
+    results = train(todo, crew, effort)
     paths = suites.write(out, results, shlex.join(command or ["bench", "suite", file]))
-    lines = [" + ".join(part.title for part in parts), "", *suites.result_lines(results)]
+    lines = [" + ".join(part.title for part in parts), "", *result_lines(results)]
     lines.append(f"written to {out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
     code = int(any(result.best is None for result in results))
     return Answer({"out": out, "studies": [as_json(result) for result in results]}, lines, code)
 
 
-def plan_of(parts: "Sequence[Suite]", places: Mapping[str, Path], crew: "Crew") -> Answer:
-    """What suites would run, which part is stored, and the estimated time of the rest.
-
-    Raises:
-        UserError: budgets cannot be made equal, or data are missing.
-    """
+def plan_of(parts: "Sequence[Suite]", places: Mapping[str, Path], effort: Effort) -> Answer:
+    """What suites would run, which part is stored, and the estimated time of the rest."""
+    todo = [studies for part in parts for studies in part.studies(places)]
+    every = [study for studies in todo for study in studies]
+    crew = crew_of(effort, [study.spec for study in every], places)
+    crew_for(todo, effort, places)
     with redirect_stdout(sys.stderr):
-        measure = suites.measured(places, crew.threads)
-        steps = list[suites.Step]()
-        for part in parts:
-            for studies in part.studies(places):
-                part.advance(studies)
-                steps += suites.plan(studies, measure)
+        rows = suites.plan(every, suites.measured(places, crew.threads))
     if (folder := reference_folder()) is not None:
         shipped = {study.name for study in Stores([], folder).studies}
-        count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)
-        note(
-            f"{count} of these studies {'is' if count == 1 else 'are'} shipped: bench merge {folder} {places['store']}"
-            " copies their runs, which are then not trained again"
-            if count
-            else None
-        )
-    note_ignored([step.spec for step in steps], places)
-    lines = [" + ".join(part.title for part in parts), *suites.plan_lines(steps, crew.shares)]
-    return Answer([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
+        if any(row["study"] in shipped and row["trials"][0] < row["trials"][1] for row in rows):
+            note(f"bench merge {folder} {places['store']} copies shipped studies, which are then not trained again")
+    return Answer(rows, [" + ".join(part.title for part in parts), *suites.plan_lines(rows, crew.shares)])

@@ -1,5 +1,6 @@
 """`bench.sweep`: many settings and seeds, and how results depend on them."""
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from bench.execute.blocks import check_all
 from bench.output import Answer, check_output
 from bench.progress import SweepProgress, doing
 from bench.store.store import Store
-from bench.sweeps.grid import configurations, folder_of
+from bench.sweeps.grid import configurations
 from bench.sweeps.sensitivity import analyse, write
+from optimizers.plugins import slug
 
 
 class Request(NamedTuple):
@@ -32,11 +34,7 @@ class Request(NamedTuple):
 def request(
     words: Mapping[str, Any], seeds: Sequence[int], places: Mapping[str, Path], config: Path | None, *, tuned: bool
 ) -> Request:
-    """The runs of a sweep, checked.
-
-    Raises:
-        UserError: a setting is illegal, or a run cannot be trained.
-    """
+    """The runs of a sweep, checked; `UserError` if a setting is illegal, or a run cannot be trained."""
     with doing("reading the grid"):
         configs, varied = configurations(words, seeds, places, config=config, tuned=tuned)
         check_all(configs, early=True)
@@ -45,15 +43,16 @@ def request(
 
 def dry_run(request: Request, effort: Effort) -> Answer:
     """The runs with the settings that distinguish them."""
-    names, resolved = ("opt", *request.varied, "seed"), [settings_of(each.model_dump()) for each in request.configs]
-    return runs.dry_run(
-        request.configs, effort, ({k: settings[k] for k in names if k in settings} for settings in resolved)
-    )
+    names = ("opt", *request.varied, "seed")
+    settings = [settings_of(config.model_dump()) for config in request.configs]
+    return runs.dry_run(request.configs, effort, ({k: s[k] for k in names if k in s} for s in settings))
 
 
 def default_folder(request: Request) -> Path:
-    """Where the command writes."""
-    return Path("swept") / folder_of(request.configs)
+    """Where the command writes: `swept/TASK/OPT-HASH`; the hash identifies the set of runs."""
+    digest = hashlib.sha256(" ".join(sorted(config.run_id for config in request.configs)).encode()).hexdigest()
+    names = "-".join(dict.fromkeys(slug(config.opt) for config in request.configs))[:60].rstrip("-")
+    return Path("swept", slug(request.configs[0].task), f"{names}-{digest[:8]}")
 
 
 def sweep(

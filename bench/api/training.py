@@ -70,10 +70,10 @@ def note_long(effort: Effort, studies: "Sequence[Study]", places: Mapping[str, P
     from bench.tuning.suite import measured, plan
 
     with redirect_stdout(sys.stderr):
-        steps = plan(studies, measured(places, crew.threads))
-    seconds = sum(step.seconds for step in steps) / crew.shares
+        rows = plan(studies, measured(places, crew.threads))
+    seconds = sum(row["seconds"] for row in rows) / crew.shares
     if seconds > budget.seconds:
-        runs = counted(sum(step.runs_left for step in steps), "run")
+        runs = counted(sum(row["runs"] for row in rows), "run")
         note(
             f"{runs} take about {duration(seconds)} with {counted(crew.shares, 'worker')}, more than the budget of"
             f" {budget.text}: all optimizers will have fewer trials; {CONTINUES}"

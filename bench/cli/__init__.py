@@ -21,8 +21,7 @@ from optimizers.plugins import PluginError, foreign
 HELP = ("-h", "--help")
 CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that go on where they stopped."""
-TRAINING = ("quickstart", "fit", *CONTINUING)
-"""The commands that train."""
+OTHER_PROGRAMS = "end other programs, or request less"
 
 
 def program() -> NoReturn:
@@ -40,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_code(words: list[str]) -> int:
+    code = RunFailed.exit_code
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -47,31 +47,27 @@ def _exit_code(words: list[str]) -> int:
         remark("error", error)
         code = getattr(error, "exit_code", UserError.exit_code)
     except BrokenPipeError:  # `bench list tasks | head`
+        _close_output()
         code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the final flush must not fail too
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
-            continues = bool(words) and words[0] in CONTINUING
             message = str(error) if isinstance(error, KeyboardInterrupt) else ""
-            print(f"bench: {message or 'interrupted' + '; the same command continues' * continues}", file=sys.stderr)
+            continues = "; the same command continues" * (bool({*words[:1]} & {*CONTINUING}))
+            print(f"bench: {message or f'interrupted{continues}'}", file=sys.stderr)
             return 130
-        full = _disk_full(error)
-        short = full or _memory_short(error, words)
-        if short is None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remark("error", f"the disk is full{f' ({error.filename})' * bool(error.filename)}{MAKE_ROOM}")
+            _close_output()
+        elif short := _memory_short(error, words):
+            remark("error", short)
+        else:
             raise
-        remark("error", short)
-        code = RunFailed.exit_code
-        if full:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
-def _disk_full(error: BaseException) -> str | None:
-    """The message for a full disk; None for other errors."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    where = f" ({error.filename})" if error.filename else ""
-    return f"the disk is full{where}{MAKE_ROOM}"
+def _close_output() -> None:
+    """Make the final flush of standard output succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
@@ -81,13 +77,9 @@ def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     if not ran_out(error):
         return None
     size = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
-    amount = f" for {size[1]}" if size else ""
-    todo = (
-        "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
-        if any(name in words for name in TRAINING)
-        else "end other programs, or request less"
-    )
-    return f"not enough memory{amount}; {todo}"
+    smaller = "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
+    trains = {"quickstart", "fit", *CONTINUING} & {*words}
+    return f"not enough memory{f' for {size[1]}' if size else ''}; {smaller if trains else OTHER_PROGRAMS}"
 
 
 def dispatch(words: list[str]) -> int:
@@ -106,22 +98,19 @@ def dispatch(words: list[str]) -> int:
         return 0
     from bench.cli.commands import COMMANDS, parse, unknown_command
 
-    if name is None or name not in COMMANDS or any(word in HELP for word in words):
-        if name is not None and name not in COMMANDS:
-            raise unknown_command(name)
+    if name is not None and name not in COMMANDS:
+        raise unknown_command(name)
+    if name is None or any(word in HELP for word in words):
         from bench.cli.help import command_help, program_help
 
         print(program_help() if name is None else command_help(name, [word for word in words if word != name]))
         return 0
-    words = [word for i, word in enumerate(words) if i != words.index(name)]
-    call = parse(name, words)
+    call = parse(name, [word for i, word in enumerate(words) if i != words.index(name)])
     result = call.run()
     code: int = getattr(result, "code", 0)
-    if not is_main_process():  # another rank of a run on several devices
-        return code
-    text = strict_json(result.as_json()) if call.json else str(result)
-    if text:
-        print(text)
-    if failed := getattr(result, "failed", None):
-        raise RunFailed(failed)
+    if is_main_process():  # not another rank of a run on several devices
+        if text := strict_json(result.as_json()) if call.json else str(result):
+            print(text)
+        if failed := getattr(result, "failed", None):
+            raise RunFailed(failed)
     return code

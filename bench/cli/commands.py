@@ -3,16 +3,18 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
 from bench import api, near
-from bench.api.parameters import on_command_line
+from bench.api.calls import meaning
 from bench.config.values import experiments
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 
 HEADINGS = {
     "train": ("quickstart", "fit", "sweep"),
@@ -31,28 +33,12 @@ GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
 )
 GROUPS |= {"check": ("opt", "task"), "data": ("task",)}
 """The groups of settings in dotted form that a command takes."""
-_SEVERAL = "{} several; write --seeds {{0}},... or --seeds COUNT"
-_SELECTS = "it selects existing runs; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
-ELSEWHERE = {
-    "fit": {"gpus": "devices share a run's batch with --trainer.devices {0}, and seeds with --workers {0}"},
-    "sweep": {"seed": _SEVERAL.format("a sweep has")},
-    "compare": {"seed": _SEVERAL.format("trials have"), "logger": "trials have none"},
-    "tune": {"seed": _SEVERAL.format("trials have"), "logger": "trials have none; their curves are in the store"},
-    "leaderboard": {"seed": _SELECTS, "seeds": _SELECTS},
-    "reproduce": {"seed": "an experiment has several; write --seeds COUNT"},
-}
-"""Advice on options that a command does not have."""
+OF_A_RUN = ("seed", "data_seed", "precision", "device", "logger")
+"""Settings without a group; a command takes those that its function has."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function with its arguments.
-
-    Attributes:
-        name: of the command.
-        positional, keywords: its arguments.
-        json: whether to print the result as JSON.
-    """
+class Call(NamedTuple):
+    """A command with the arguments of its function, and whether to print the result as JSON."""
 
     name: str
     positional: Sequence[Any]
@@ -60,56 +46,77 @@ class Call:
     json: bool
 
     def run(self) -> Any:
-        """Its result.
-
-        Raises:
-            UserError: a task, an optimizer or an experiment does not exist.
-        """
-        _check_names(self.name, self.keywords, self.positional)
+        """The result."""
+        _check_names(self)
         return COMMANDS[self.name](*self.positional, **self.keywords)
 
 
-@dataclass
-class Words:
-    """The words of a command line by kind.
+def _number(hint: Any, tokens: Sequence[Any]) -> int | str:
+    """A whole number, or a word where one is allowed; cyclopts would round 2.5."""
+    text = str(tokens[0].value)
+    try:
+        return int(text)
+    except ValueError:
+        if str in get_args(hint):
+            return text
+        raise
 
-    Attributes:
-        rest: those for cyclopts.
-        settings: in dotted form.
-        json: whether `--json` is among them.
-    """
 
-    rest: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    json: bool = False
+def _typed(parameter: inspect.Parameter) -> inspect.Parameter | None:
+    """A parameter with the type that the command line converts to; None if the command line does not have it."""
+    name, kind, annotation = parameter.name, parameter.kind, parameter.annotation
+    hints = get_args(annotation) if get_origin(annotation) is not Literal else [annotation]
+    lists = {get_args(hint)[0] for hint in hints if get_origin(hint) is Sequence} - {int}  # of seeds: one word
+    hints = [hint for hint in hints or [annotation] if hint in (bool, int, float, str) or get_origin(hint) is Literal]
+    if name in ("progress", "command") or not (hints or lists) or kind is parameter.VAR_KEYWORD:
+        return None
+    hint = list[str] if lists else reduce(or_, hints)
+    default: Any = False if hint is bool else None
+    if kind is parameter.POSITIONAL_OR_KEYWORD:
+        kind = parameter.KEYWORD_ONLY if name in ("task", "opt", "board") else parameter.POSITIONAL_ONLY
+    plain = Parameter(
+        alias="-o" if name == "out" else None,
+        allow_repeating=bool(lists) or name not in ("task", "opt"),
+        converter=_number if int in hints else None,
+    )
+    return parameter.replace(
+        annotation=Annotated[hint if hint is bool else hint | None, plain],
+        kind=kind,
+        default=parameter.empty if parameter.default is parameter.empty else default,
+    )
+
+
+def parameters_of(name: str) -> list[inspect.Parameter]:
+    """The parameters of a command, as the command line converts them."""
+    all_parameters = inspect.signature(COMMANDS[name]).parameters
+    typed = [_typed(each) for each in all_parameters.values() if each.name not in settings_of_a_run(name)]
+    return sorted(filter(None, typed), key=lambda parameter: parameter.kind)
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a command, with dashes; its runs have further ones."""
+    return [*(f"--{each.name}" for each in parameters_of(name) if each.kind is each.KEYWORD_ONLY), "--json"]
+
+
+def settings_of_a_run(name: str) -> dict[str, str]:
+    """The settings without a group that a command takes, with their meaning."""
+    function = COMMANDS[name]
+    names = inspect.signature(function).parameters if "trainer" in GROUPS.get(name, ()) else ()
+    return {name: meaning(function, name).rstrip(".") for name in OF_A_RUN if name in names}
 
 
 def app_of(name: str) -> App:
     """The parser of a command."""
-    function = COMMANDS[name]
-    visible = filter(None, map(on_command_line, inspect.signature(function).parameters.values()))
 
-    def command(*args: Any, **more: Any) -> Any:
-        return function(*args, **more)
+    def command(*args: Any, **more: Any) -> None: ...
 
-    order = sorted(visible, key=lambda parameter: parameter.kind)
-    command.__signature__ = inspect.Signature(order)
-    text, mark, arguments = (function.__doc__ or "").partition("\nRaises:")[0].partition("\nArgs:")
-    command.__doc__ = re.sub(r"(?<=\S)\n(?=\S)", " ", text) + mark + arguments
+    command.__signature__ = inspect.Signature(parameters_of(name))
+    text, mark, arguments = (COMMANDS[name].__doc__ or "").partition("\n\nRaises:")[0].partition("\nArgs:")
+    command.__doc__ = re.sub(r"(?<=\S)\n(?=\S)", " ", text) + mark + re.sub(r"\n {5,}", " ", arguments)
     usual = Parameter(negative="", show_default=False, allow_repeating=True)
     app = App(name=f"bench {name}", help_flags=[], version_flags=[], default_parameter=usual, help_format="plaintext")
     app.default(command)
     return app
-
-
-def options_of(name: str) -> list[str]:
-    """The options of a command, with dashes."""
-    visible = filter(None, map(on_command_line, inspect.signature(COMMANDS[name]).parameters.values()))
-    return [*(f"--{each.name}" for each in visible if each.kind is each.KEYWORD_ONLY), "--json"]
-
-
-def _names_of(name: str) -> set[str]:
-    return {option.lstrip("-").replace("-", "_") for option in options_of(name)}
 
 
 def parse(name: str, words: Sequence[str]) -> Call:
@@ -118,54 +125,53 @@ def parse(name: str, words: Sequence[str]) -> Call:
     Raises:
         UserError: a word is misspelt, out of place, or lacks its value.
     """
-    split = _split(name, words)
-    function = COMMANDS[name]
+    rest, settings, json = _split(name, words)
     try:
-        _, bound, *_ = app_of(name).parse_args(split.rest, exit_on_error=False, print_error=False)
+        _, bound, *_ = app_of(name).parse_args(rest, exit_on_error=False, print_error=False)
     except wrong.CycloptsError as error:
-        raise _described(error, name, words, split) from None
+        raise _described(error, name, words) from None
     keywords = dict(bound.kwargs)
-    names = inspect.signature(function).parameters
-    if "settings" in names and name in GROUPS:
-        keywords["settings"] = split.settings
-    if "command" in names:
+    if name == "plot" and "out" not in keywords:
+        chart = next(iter(bound.args), "forest")
+        raise UserError(f"--out is missing; write bench plot {chart} -o {chart}.pdf (or .png, .svg, .html)")
+    if name in GROUPS:
+        keywords["settings"] = settings
+    if "command" in inspect.signature(COMMANDS[name]).parameters:
         keywords["command"] = ["bench", name, *words]
-    return Call(name, bound.args, keywords, split.json)
+    return Call(name, bound.args, keywords, json)
 
 
-def _split(name: str, words: Sequence[str]) -> Words:
-    """Take settings in dotted form and `--json` off."""
-    split, rest, free = Words(), list(words), list[str]()
+def _split(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, Any], bool]:
+    """The words for cyclopts, settings of runs, and whether `--json` is among the words."""
+    plain, settings, json, free = list[str](), dict[str, Any](), False, list[str]()
+    groups, of_a_run, rest = GROUPS.get(name, ()), settings_of_a_run(name), list(words)
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
-        if not option.startswith("--") or len(option.split()) != 1:  # such as a query that begins with a comment
-            if re.fullmatch(r"-[a-z_-]{2,}", option) and option.strip("-").replace("-", "_") in _names_of(name):
-                raise UserError(f"unknown option {option!r}; did you mean '-{option}'?")
-            (free if name == "sql" and option.startswith("--") else split.rest).append(word)
-            continue
-        key = option[2:].replace("-", "_")
+        key = option.lstrip("-").replace("-", "_")
         group, dot, _ = key.partition(".")
-        if option == "--json":
+        if not option.startswith("--") or len(option.split()) != 1:  # such as a query that begins with a comment
+            if option[:1] == "-" and len(option) > 2 and (f"--{key}" in options_of(name) or key in of_a_run):
+                raise UserError(f"unknown option {option!r}; did you mean '-{option}'?")
+            (free if name == "sql" and option.startswith("--") else plain).append(word)
+        elif option == "--json":
             if equals:
                 raise UserError("--json is a switch and takes no value")
-            split.json = True
-        elif not dot or group not in GROUPS.get(name, ()):
-            split.rest.append(f"--{option[2:].replace('_', '-')}{equals}{value}")
+            json = True
+        elif key not in of_a_run and (not dot or group not in groups):
+            plain.append(f"--{option[2:].replace('_', '-')}{equals}{value}")
         elif equals:
-            split.settings[key] = value
+            settings[key] = value
         elif rest and not rest[0].startswith("--"):
-            split.settings[key] = rest.pop(0)
-        elif group == "trainer":
-            raise UserError(f"--{key} needs a value: --{key} VALUE")
+            settings[key] = rest.pop(0)
+        elif group in ("task", "opt"):
+            settings[key] = True  # --task.flip; an option that is not boolean will lack its value
         else:
-            split.settings[key] = True  # --task.flip; an option that is not boolean will lack its value
-    if free:
-        split.rest += ["--", *free]
-    return split
+            raise UserError(f"--{key} needs a value: --{key} VALUE")
+    return [*plain, *["--"] * bool(free), *free], settings, json
 
 
-def _check_names(name: str, keywords: Mapping[str, Any], positional: Sequence[Any]) -> None:
+def _check_names(call: Call) -> None:
     """Refuse unknown names of what is to be trained, before slow imports.
 
     Raises:
@@ -175,127 +181,93 @@ def _check_names(name: str, keywords: Mapping[str, Any], positional: Sequence[An
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    if "trainer" not in GROUPS.get(name, ()):
+    if "trainer" not in GROUPS.get(call.name, ()):
         return
-    for kind, key, registry in (
-        ("task", "task", TASKS),
-        ("optimizer", "opt", OPTIMIZERS),
-        ("optimizer", "against", OPTIMIZERS),
-    ):
-        value = keywords.get(key)
-        single = isinstance(value, str)  # "a,b" has a message of its own
-        for each in [value] if single else [part for word in value or () for part in parts(word)]:
-            if each not in registry and not (single and "," in each):
-                raise unknown(kind, each, registry)
-    if (
-        name == "reproduce"
-        and positional
-        and positional[0]
-        and not keywords.get("claims")
-        and positional[0] not in experiments()
-    ):
-        raise unknown("experiment", positional[0], experiments())
+    kinds = {"task": ("task", TASKS), "opt": ("optimizer", OPTIMIZERS), "against": ("optimizer", OPTIMIZERS)}
+    for key, (kind, registry) in kinds.items():
+        value = call.keywords.get(key)
+        if isinstance(value, list):
+            check_known(kind, [part for word in value for part in parts(word)], registry)
+        elif value and "," not in value:  # which has a message of its own
+            check_known(kind, [value], registry)
+    if call.name == "reproduce" and not call.keywords.get("claims"):
+        check_known("experiment", filter(None, call.positional), experiments())
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _described(error: wrong.CycloptsError, name: str, words: Sequence[str], split: Words) -> UserError:
+def _described(error: wrong.CycloptsError, name: str, words: Sequence[str]) -> UserError:
     """An error of cyclopts in our words, with a hint."""
+    see, argument, token = f"see `bench {name} -h`", getattr(error, "argument", None), getattr(error, "token", None)
+    option = "" if argument is None else argument.name
     if isinstance(error, wrong.UnknownOptionError):
-        token = error.token.keyword or error.token.value
-        given = token.partition("=")[0]
-        typed, *after = [*words[_position(words, given) :], ""]
-        value = typed.partition("=")[2] or next(iter(after), "")
-        return unknown_option(name, given, value, words)
+        return unknown_option(name, (error.token.keyword or error.token.value).partition("=")[0], words)
     if isinstance(error, wrong.UnusedCliTokensError):
-        return _unexpected(name, [str(token) for token in error.unused_tokens or []], words)
-    option = ""
-    if (argument := getattr(error, "argument", None)) is not None:
-        option = argument.name
+        return _unexpected(name, list(map(str, error.unused_tokens or [])), words)
     if isinstance(error, wrong.MissingArgumentError):
         if option.startswith("-"):
             return UserError(f"{option} needs a value: {option} {option.lstrip('-').upper()}")
-        choices = f": {', '.join(_choices(argument))}" if argument is not None and _choices(argument) else ""
-        return UserError(f"bench {name} needs {option.upper()}{choices}; see `bench {name} -h`")
+        choices = ", ".join(_choices(argument))
+        return UserError(f"bench {name} needs {option.upper()}{': ' * bool(choices)}{choices}; {see}")
     if isinstance(error, wrong.RepeatArgumentError):
         return UserError(f"{str(error).split()[1]} is given twice; bench {name} takes one")
-    token = getattr(error, "token", None)
     if isinstance(error, wrong.CoercionError) and argument is not None and token is not None:
         if choices := _choices(argument):
-            kind = option[2:] if option.startswith("--") else "word"
-            return unknown(kind, token.value, choices)
+            return unknown(option[2:] if option.startswith("--") else "word", token.value, choices)
         if argument.hint is bool:
             return UserError(f"{option} is a switch and takes no value")
-        return UserError(f"{option} {token.value}: it must be a {'whole ' * (argument.hint is int)}number")
-    return UserError(f"{' '.join(str(error).split())}; see `bench {name} -h`")
+        whole = "whole " * (int in get_args(argument.hint))
+        return UserError(f"{option} {token.value}: it must be a {whole}number")
+    return UserError(f"{' '.join(str(error).split())}; {see}")
 
 
 def _choices(argument: Any) -> list[str]:
     """The literal values of a parameter."""
-    hint, values = argument.hint, []
-    for each in (hint, *get_args(hint)):
-        values += [value for value in get_args(each) if isinstance(value, str)]
-    return list(dict.fromkeys(values))
-
-
-def _position(words: Sequence[str], option: str) -> int:
-    """The place of an option as it was typed."""
-    plain = option.replace("_", "-")
-    return next((i for i, word in enumerate(words) if word.partition("=")[0].replace("_", "-") == plain), len(words))
+    hints = [] if argument is None else [argument.hint, *get_args(argument.hint)]
+    return [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
 
 
 def subject(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The task and the optimizers that are named, even if other words are invalid; `bench show mnist` names one too."""
+    """The task and the optimizers that are named, even if other words are invalid."""
     from tasks import TASKS
 
-    def given(name: str) -> str | None:
-        value = None
-        for i, word in enumerate(words):
-            option, equals, after = word.partition("=")
-            if option == f"--{name}":
-                value = after if equals else next((w for w in words[i + 1 : i + 2] if not w.startswith("-")), value)
-        return value
-
-    task = given("task") or next((word for word in words if word in TASKS.own), None)
-    return task, [opt for opt in (given("opt") or "").split(",") if opt]
+    values = {option: value for word in words for option, _, value in [word.partition("=")]}
+    values |= {option: value for option, value in pairwise(words) if not value.startswith("-")}
+    task = values.get("--task") or next((word for word in words if word in TASKS.own), None)
+    return task, [opt for opt in values.get("--opt", "").split(",") if opt]
 
 
-def known_options(name: str, task: str | None = None, opts: Sequence[str] = ()) -> list[str]:
-    """All options of a command, with dashes: its own, and those of its runs' task and optimizers.
-
-    Args:
-        name: of the command.
-        task: adds its options if it is built in; a plug-in is not imported for an error message.
-        opts: the same for optimizers.
-    """
+def _known_options(name: str, task: str | None = None, opts: Sequence[str] = ()) -> list[str]:
+    """All options of a command, with dashes: its own, and those of its runs' built-in task and optimizers."""
     from bench.config.options import GLOSSARY, optimizer_options, task_options, trainer_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS
 
-    known, groups = options_of(name), GROUPS.get(name, ())
+    known, groups = [*options_of(name), *(f"--{key}" for key in settings_of_a_run(name))], GROUPS.get(name, ())
     if "opt" in groups:
-        own = [opt for opt in opts if opt in OPTIMIZERS.own]
-        every = dict.fromkeys(k for opt in own for k in optimizer_options(OPTIMIZERS[opt])) if own else GLOSSARY
-        known += [f"--opt.{each}" for each in (*every, REST)]
+        of_opts = [key for opt in opts if opt in OPTIMIZERS.own for key in optimizer_options(OPTIMIZERS[opt])]
+        known += [f"--opt.{key}" for key in (*(of_opts or GLOSSARY), REST)]
     if "task" in groups and task in TASKS.own:
-        known += [f"--task.{each}" for each in task_options(TASKS[task])]
+        known += [f"--task.{key}" for key in task_options(TASKS[task])]
     if "trainer" in groups:
-        known += [f"--trainer.{each}" for each in trainer_options()]
+        known += [f"--trainer.{key}" for key in trainer_options()]
     return known
 
 
-def unknown_option(name: str, given: str, value: str, words: Sequence[str]) -> UserError:
+def unknown_option(name: str, given: str, words: Sequence[str]) -> UserError:
     """The error for an option that a command does not have, with the closest one."""
-    key = given.lstrip("-").replace("-", "_")
-    if key in ELSEWHERE.get(name, {}):
-        return UserError(f"--{key} {value}: ".replace(" :", ":") + ELSEWHERE[name][key].format(value or "N"))
-    group, groups = key.partition(".")[0], GROUPS.get(name, ())
-    if "." in key and group in ("task", "opt", "trainer"):
-        only = f", only {' and '.join(f'--{g}.*' for g in groups)}" if groups else ""
+    group, dot, _ = given.lstrip("-").partition(".")
+    groups, options = GROUPS.get(name, ()), options_of(name)
+    if group == "seed" and "--seeds" in options:
+        return UserError(f"{given}: bench {name} has several seeds; write --seeds 3,5 or --seeds COUNT")
+    if "--only" in options and (group in ("seed", "seeds") or (dot and group in ("task", "opt", "trainer"))):
+        return UserError(f"{given}: bench {name} selects existing runs; write --only NAME=VALUE")
+    if dot and group in ("task", "opt", "trainer"):
+        only = f", only {' and '.join(f'--{group}.*' for group in groups)}" * bool(groups)
         return UserError(f"{given}: bench {name} has no such setting{only}; see `bench {name} -h`")
-    option = near.meant(given, known_options(name, *subject(words)))
+    option = near.meant(given, _known_options(name, *subject(words)))
     end = f"did you mean {option!r}?" if option else f"`bench {name} -h` lists the options"
     return UserError(f"unknown option {given!r}; {end}")
 
@@ -305,21 +277,21 @@ def _unexpected(name: str, free: Sequence[str], words: Sequence[str]) -> UserErr
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    start = f"unexpected word {free[0]!r}"
-    names = list(dict.fromkeys(each for text in free for each in text.split(",")))
-    opts = [each for each in names if each in OPTIMIZERS or each.endswith(".py") or ":" in each]
-    tasks = [each for each in names if each in TASKS]
-    if name in ("fit", "sweep", "tune", "compare") and (opts or tasks) and len(opts) + len(tasks) == len(names):
+    start = f"unexpected word {free[0]!r}: "
+    names = list(dict.fromkeys(name for text in free for name in text.split(",")))
+    opts = [name for name in names if name in OPTIMIZERS or name.endswith(".py") or ":" in name]
+    tasks = [name for name in names if name in TASKS]
+    if name in ("fit", "sweep", "tune", "compare") and len(opts) + len(tasks) == len(names):
         task, before = subject(words)
-        task = task or next(iter(tasks), "TASK")
         opts = list(dict.fromkeys([*before, *opts])) or ["OPTIMIZER"]
-        typed = "bench sweep" if name == "fit" and len(opts) > 1 else f"bench {name}"
-        why = "fit trains one optimizer; " if typed != f"bench {name}" else "settings are written --name value; "
-        return UserError(f"{start}: {why}write {typed} --task {task} --opt {','.join(opts)}")
+        is_several = name == "fit" and len(opts) > 1
+        why = "fit trains one optimizer; " if is_several else "settings are written --name value; "
+        command = f"bench {'sweep' if is_several else name} --task {task or next(iter(tasks), 'TASK')}"
+        return UserError(f"{start}{why}write {command} --opt {','.join(opts)}")
     key, equals, _ = free[0].partition("=")
-    option = near.meant(f"--{key}", known_options(name)) if equals else None
+    option = near.meant(f"--{key}", _known_options(name)) if equals else None
     hint = f"settings are written --name value; did you mean '{option} VALUE'?" if option else f"see `bench {name} -h`"
-    return UserError(f"{start}: {hint}")
+    return UserError(f"{start}{hint}")
 
 
 def unknown_command(name: str) -> UserError:

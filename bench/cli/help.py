@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterable, Sequence
 
-from bench.cli.commands import COMMANDS, GROUPS, HEADINGS, app_of, options_of, subject
+from bench.cli.commands import COMMANDS, GROUPS, HEADINGS, app_of, options_of, settings_of_a_run, subject
 from bench.commands.describe import hyperparameter_rows, row, rows, width, wrapped_lines
 from bench.errors import check_known
 
@@ -64,6 +64,9 @@ def _settings(name: str, words: Sequence[str]) -> list[str]:
             lines += ["", *wrapped_lines(f"Name an optimizer for its options: bench {name} --opt sngd --help")]
             lines += _names("optimizers", OPTIMIZERS)
     if "trainer" in groups:
+        lines += ["", "run:"]
+        for key, text in settings_of_a_run(name).items():
+            lines += row(f"--{key}", text)
         lines += ["", "trainer:"]
         for key, option in trainer_options().items():
             measured = task and TASKS[task].measure_every is not None

@@ -1,7 +1,8 @@
 """`bench data`: the state of the files of a task's data, and their preparation."""
 
+import inspect
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class DataSet:
         folder: of the files.
         stand_in: why they differ from the data that the task is named after; None if they do not.
         text: whether they are texts, which are tokenised.
+        can_be_fetched: whether missing files can be fetched over the network.
         files: each with its state.
     """
 
@@ -55,194 +57,164 @@ class DataSet:
     folder: Path
     stand_in: str | None
     text: bool
+    can_be_fetched: bool
     files: list[FileState]
 
 
 def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
-    """The state of a task's files, after their preparation if asked for; exit code 1 if one is missing or damaged.
+    """The state of a task's files, after their preparation if `what` is `prepare`; exit code 1 if one is not usable.
 
     Raises:
         UserError: a name is unknown, or data cannot be fetched.
     """
-    specs = _specs(what, task)
+    from tasks import TASKS
+
+    if task is None and what == "prepare":
+        raise UserError("bench data prepare: name a task with --task")
+    check_known("task", [] if task is None else [task], TASKS)
+    specs = [spec for spec in ([TASKS[task]] if task else TASKS.values()) if has_files(spec)]
+    if not specs:
+        raise UserError(f"--task {task}: its own code makes its data, and the suite knows no files of it")
+    options = {name.removeprefix("task."): value for name, value in settings.items()}
     if what == "prepare":
-        _prepare(specs[0], root, settings)
-    chosen = _chosen(specs, settings, what)
+        _prepare(specs[0], root, options)
+    naming = _naming(specs[0]) if task else set()
+    if what == "status" and (others := options.keys() - naming):
+        raise UserError(f"--task.{min(others)}: `bench data status` takes only task options that name files")
+    chosen = {name: value for name, value in options.items() if name in naming}
     sets, lines = list[DataSet](), list[str]()
     for spec in specs:
-        for options in _sets(spec, root, chosen):
-            sets.append(state := _found(spec, root, options))
-            lines += _lines(state)
-            if not all(file.usable for file in state.files):
-                lines += _advice(spec, root, options, state)
+        for choice in [chosen] if chosen or not _is_text(spec) else _present(spec, root):
+            sets.append(_read(spec, root, choice))
+            lines += _lines(sets[-1], choice, root)
     code = int(not all(file.usable for each in sets for file in each.files))
     return Answer([asdict(each) for each in sets], lines, code)
 
 
-def _specs(what: str, task: str | None) -> "list[TaskSpec]":
-    from tasks import TASKS
-
-    if task is None:
-        if what == "prepare":
-            raise UserError("bench data prepare: name a task with --task")
-        return [spec for spec in TASKS.values() if has_files(spec)]
-    check_known("task", [task], TASKS)
-    spec = TASKS[task]
-    if not has_files(spec):
-        raise UserError(f"--task {task}: its own code makes its data, and the suite knows no files of it")
-    return [spec]
-
-
-def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
+def _prepare(spec: "TaskSpec", root: Path, options: Mapping[str, Any]) -> None:
     """Build the task's data once, as a run would."""
-    import inspect
-
     from bench.config.checks import task_errors
     from bench.config.options import task_options, task_values
 
-    options = task_options(spec)
-    values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
+    values = task_values(spec, options)
     names = inspect.signature(spec.data_cls.__init__).parameters
-    with task_errors(options):
+    with task_errors(task_options(spec)):
         spec.data_cls(root, **{name: value for name, value in values.items() if name in names})
 
 
 def has_files(spec: "TaskSpec") -> bool:
     """Whether a task's data are files that the suite knows."""
-    return is_text(spec) or hasattr(spec.data_cls, "SOURCE")
+    return _is_text(spec) or hasattr(spec.data_cls, "SOURCE")
 
 
-def is_text(spec: "TaskSpec") -> bool:
-    """Whether a task's data are text files to be tokenised; `find` then returns their source."""
+def _is_text(spec: "TaskSpec") -> bool:
     return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
 
 
-def can_be_fetched(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> bool:
-    """Whether missing files of a task's data can be fetched over the network."""
-    return not is_text(spec) or spec.data_cls.find(root, **(chosen or {})).hub is not None
+def _naming(spec: "TaskSpec") -> set[str]:
+    """The options that select a task's texts."""
+    return set(inspect.signature(spec.data_cls.find).parameters) - {"root"} if _is_text(spec) else set()
 
 
-def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
-    """The files of a task's data in this folder, chosen by options if there are several texts."""
+def _present(spec: "TaskSpec", root: Path) -> list[dict[str, Any]]:
+    """Options that select each existing set of texts; no options if there is none."""
+    (option,) = _naming(spec)
+    return [{option: name} for name in spec.data_cls.here(root)] or [{}]
+
+
+def data_set(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
+    """The files of a task's data in a folder, chosen by options if there are several texts.
+
+    Raises:
+        DataError: of the task's source.
+        OSError: a file cannot be read.
+    """
+    text = _is_text(spec)
+    source: Any = spec.data_cls.find(root, **chosen) if text else spec.data_cls.SOURCE
+    files = list(_texts(source, root) if text else _images(source, root))
+    stand_in = (source.stand_in or None) if text else None
+    return DataSet(spec.name, files[0].path.parent, stand_in, text, not text or source.hub is not None, files)
+
+
+def _images(source: Any, root: Path) -> Iterator[FileState]:
     from tasks.core.files import DataError, md5
-    from tasks.core.layouts import converted
     from tasks.core.tables import sha256
 
-    if is_text(spec):
-        source = spec.data_cls.find(root, **(chosen or {}))
-        states = []
-        for split, paths in source.files(root).items():
-            other = converted(paths, source.layout)[0] if all(path.is_file() for path in paths) else None
-            states += [_text_state(path, source.expected[split][1], len(paths), other) for path in paths]
-        return states
-    source, found = spec.data_cls.SOURCE, []
     for name, path in source.files(root).items():
         if not path.is_file():
-            found.append(FileState(path, "missing"))
+            yield FileState(path, "missing")
             continue
         try:
             state = "whole" if md5(path) == source.md5[name] else "damaged"
         except DataError:
             state = "damaged"
-        found.append(FileState(path, state, sha256(path), f"{path.stat().st_size:,} bytes"))
-    return found
+        yield FileState(path, state, sha256(path), f"{path.stat().st_size:,} bytes")
 
 
-def _text_state(path: Path, official: int | None, shards: int, other: Path | None) -> FileState:
-    """The state of one of a split's files.
-
-    Args:
-        path: the file.
-        official: number of rows (Parquet) or bytes (texts) of the official file, if known.
-        shards: number of the split's files.
-        other: where their rows would be cached if they were converted.
-    """
+def _texts(source: Any, root: Path) -> Iterator[FileState]:
     from tasks.core.cache import cached_tokens
     from tasks.core.files import DataError
-    from tasks.core.layouts import dropped_rows
+    from tasks.core.layouts import converted, dropped_rows
     from tasks.core.tables import amount, sha256
 
-    if not path.is_file():
-        return FileState(path, "missing")
-    digest, unit = sha256(path), "rows" if path.suffix == ".parquet" else "bytes"
-    try:
-        found = amount(path)
-    except DataError:
-        return FileState(path, "damaged", digest, f"{path.stat().st_size:,} bytes")
-    cached = [
-        f"{entry['vocabulary']:,} tokens"
-        + (f", rows up to {entry['max_length']}" if "max_length" in entry else "")
-        + f" ({entry['bytes'] / 2**20:.1f} MiB)"
-        for entry in cached_tokens(sha256(other) if other is not None and other.is_file() else digest)
-    ]
-    dropped = dropped_rows(other) if other is not None and other.is_file() else 0
-    is_comparable = shards == 1 and path.suffix in (".parquet", ".txt")
-    state = "whole" if not is_comparable or official in (None, found) else f"part of {official:,} {unit}"
-    state += f", {counted(dropped, 'row')} without a label left out" * bool(dropped)
-    return FileState(path, state, digest, f"{found:,} {unit}", cached)
+    for split, paths in source.files(root).items():
+        official, table = source.expected[split][1], None  # rows (Parquet) or bytes (texts), if known
+        if all(path.is_file() for path in paths):
+            table = next(filter(Path.is_file, converted(paths, source.layout)[:1]), None)
+        for path in paths:
+            if not path.is_file():
+                yield FileState(path, "missing")
+                continue
+            digest, unit = sha256(path), "rows" if path.suffix == ".parquet" else "bytes"
+            try:
+                size = amount(path)
+            except DataError:
+                yield FileState(path, "damaged", digest, f"{path.stat().st_size:,} bytes")
+                continue
+            cached = [
+                f"{entry['vocabulary']:,} tokens"
+                + (f", rows up to {entry['max_length']}" if "max_length" in entry else "")
+                + f" ({entry['bytes'] / 2**20:.1f} MiB)"
+                for entry in cached_tokens(digest if table is None else sha256(table))
+            ]
+            dropped = 0 if table is None else dropped_rows(table)
+            is_whole = len(paths) > 1 or path.suffix not in (".parquet", ".txt") or official in (None, size)
+            state = "whole" if is_whole else f"part of {official:,} {unit}"
+            state += f", {counted(dropped, 'row')} without a label left out" * bool(dropped)
+            yield FileState(path, state, digest, f"{size:,} {unit}", cached)
 
 
-def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The settings that select a task's texts.
+def _read(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
+    """The data set.
 
     Raises:
-        UserError: `status` was given others.
+        UserError: an option is wrong, or a file cannot be read.
     """
-    names = _naming(specs[0]) if len(specs) == 1 and is_text(specs[0]) else set()
-    chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
-    if what == "status" and (others := [key for key in settings if key.removeprefix("task.") not in chosen]):
-        raise UserError(f"--{min(others)}: `bench data status` takes only task options that name files")
-    return chosen
-
-
-def _naming(spec: "TaskSpec") -> set[str]:
-    """The options that select a task's texts."""
-    import inspect
-
-    return set(inspect.signature(spec.data_cls.find).parameters) - {"root"}
-
-
-def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Options that select the task's data: the given ones, or those of each existing set, or none."""
-    if chosen or not is_text(spec):
-        return [chosen]
-    (option,) = _naming(spec)
-    return [{option: name} for name in spec.data_cls.here(root)] or [{}]
-
-
-def _found(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
     from bench.config.checks import option_error
     from tasks.core.files import DataError
 
     try:
-        found = states(spec, root, chosen)
+        return data_set(spec, root, chosen)
     except ValueError as error:
         raise option_error("task", error, chosen) from None
     except (DataError, OSError) as error:
         raise UserError(f"{spec.name}: {error}") from None
-    text = is_text(spec)
-    stand_in = (spec.data_cls.find(root, **chosen).stand_in or None) if text else None
-    return DataSet(spec.name, found[0].path.parent, stand_in, text, found)
 
 
-def _lines(found: DataSet) -> list[str]:
-    """The states of a task's files, for a terminal."""
+def _lines(files: DataSet, chosen: Mapping[str, Any], root: Path) -> list[str]:
+    """The states of a task's files, and what to do about missing and damaged ones."""
     from bench.results.render import shown
     from bench.results.table import Table
 
     rows = []
-    for state in found.files:
-        tokenised = f"tokenised: {'; '.join(state.cached) or 'not yet'}" if found.text and state.usable else ""
-        rows.append((state.path.name, state.size, state.state, state.sha256 or "", tokenised))
-    lines = [f"{found.task}: {found.folder}", *([f"  {found.stand_in}"] if found.stand_in else [])]
-    return [*lines, *shown(Table.of([""] * 5, rows), "  ")]
-
-
-def _advice(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any], found: DataSet) -> list[str]:
-    """What to do about missing and damaged files."""
-    from bench.config.options import task_options
-
-    own = as_options({f"task.{name}": value for name, value in chosen.items() if name in task_options(spec)})
-    fetch = shlex.join(["bench", "data", "prepare", "--task", spec.name, *own, "--data", str(root)])
-    first = ["  delete damaged files first"] * any(state.state == "damaged" for state in found.files)
-    return [*first, "  copy missing files there" + f", or fetch them: {fetch}" * can_be_fetched(spec, root, chosen)]
+    for file in files.files:
+        tokenised = f"tokenised: {'; '.join(file.cached) or 'not yet'}" if files.text and file.usable else ""
+        rows.append((file.path.name, file.size, file.state, file.sha256 or "", tokenised))
+    lines = [f"{files.task}: {files.folder}", *([f"  {files.stand_in}"] if files.stand_in else [])]
+    lines += shown(Table.of([""] * 5, rows), "  ")
+    if all(file.usable for file in files.files):
+        return lines
+    words = as_options({f"task.{name}": value for name, value in chosen.items()})
+    fetch = shlex.join(["bench", "data", "prepare", "--task", files.task, *words, "--data", str(root)])
+    lines += ["  delete damaged files first"] * any(file.state == "damaged" for file in files.files)
+    return [*lines, "  copy missing files there" + f", or fetch them: {fetch}" * files.can_be_fetched]

@@ -10,10 +10,11 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from bench import __version__
 from bench.config.run_config import Precision
 from bench.errors import first_line
 from bench.machine import cpu_name
@@ -25,21 +26,12 @@ from bench.results.table import Column, Table
 if TYPE_CHECKING:
     from tasks import TaskSpec
 
-SUITE = "attention-optimizer-bench"
-MODULES = (
-    "torch",
-    "torchvision",
-    "lightning.pytorch",
-    "timm",
-    "torchmetrics",
-    "transformers",
-    "optuna",
-    "pyarrow.parquet",
-)
+LIBRARIES = (
+    "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna", "pyarrow", "duckdb",
+    "altair", "distributed",
+)  # fmt: skip
 COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
-
-
 VOLTA_FIX = 'for a V100 pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for it)'
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -52,124 +44,78 @@ class Diagnosis(NamedTuple):
     text: str
 
 
-def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
-    """Check this machine, its data and its store, section by section."""
-    failed = False
-    sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
-        ("versions", lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed)),
-        ("imports", import_diagnoses),
-        ("devices", device_diagnoses),
-        ("data", lambda: dataset_diagnoses(data)),
-        ("disk", lambda: disk_diagnoses(store)),
-        ("store", lambda: store_diagnoses(store)),
-    ]
-    for subject, section in sections:
+def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
+    """A line for each diagnosis; exit code 1 if something will not work.
+
+    Args:
+        data: folder of data sets.
+        store: folder of runs.
+        named: whether the user named the folder of data, so that it must exist.
+    """
+    diagnoses, failed = list[Diagnosis](), False
+    sections: dict[str, Callable[[], Iterable[Diagnosis]]] = {
+        "software": software_diagnoses,
+        "devices": device_diagnoses,
+        "data": lambda: dataset_diagnoses(data, named),
+        "disk": lambda: disk_diagnoses(store),
+        "store": lambda: store_diagnoses(store),
+    }
+    for subject, section in sections.items():
         try:
-            found = section()
+            diagnoses += section()
         except Exception as error:
             advice = "fix the failures above first" if failed else "please report this"
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
-            found = [Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}")]
-        yield found
-        failed = failed or any(each.level == "FAIL" for each in found)
-
-
-def doctor(data: Path, store: Path) -> Answer:
-    """A line for each diagnosis; exit code 1 if something will not work."""
-    diagnoses = [each for several in examine(data, store) for each in several]
-    failed = sum(each.level == "FAIL" for each in diagnoses)
-    lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in diagnoses)))
-    end = f"{failed} FAIL: fix them as the lines say" if failed else "everything found here works"
-    return Answer(
-        {"ok": not failed, "diagnoses": [each._asdict() for each in diagnoses]}, [*lines, "", end], int(failed > 0)
-    )
+            diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}"))
+        failed = any(each.level == "FAIL" for each in diagnoses)
+    count = sum(each.level == "FAIL" for each in diagnoses)
+    end = f"{count} FAIL: fix them as the lines say" if failed else "everything found here works"
+    lines = [*shown(Table.of(COLUMNS, diagnoses)), "", end]
+    return Answer({"ok": not failed, "diagnoses": [each._asdict() for each in diagnoses]}, lines, int(failed))
 
 
 # -- software -----------------------------------------------------------------------------------------------------
 
 
-def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], str | None]) -> list[Diagnosis]:
-    """Versions of Python, suite and libraries, against what the suite requires.
-
-    Args:
-        requirements: as in package metadata (`lightning<2.7,>=2.6.4`).
-        installed: version of a package, or None.
-    """
-    from packaging.requirements import Requirement
-
-    suite = installed(SUITE)
-    found = [
-        Diagnosis("ok", "python", platform.python_version()),
-        Diagnosis("ok", "suite", suite)
-        if suite
-        else Diagnosis("FAIL", "suite", "not installed; pip install -e . in its folder"),
-    ]
-    for text in requirements:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name, there = requirement.name, installed(requirement.name)
-        fix = f'pip install "{name}{requirement.specifier}"'
-        if there is None:
-            found.append(Diagnosis("FAIL", name, f"not installed; {fix}"))
-        elif not requirement.specifier.contains(there, prereleases=True):
-            found.append(
-                Diagnosis("FAIL", name, f"{there} is installed, the suite needs {requirement.specifier}; {fix}")
-            )
-        else:
-            found.append(Diagnosis("ok", name, there))
-    return found
-
-
-def import_diagnoses(load: Callable[[str], object] = importlib.import_module) -> list[Diagnosis]:
-    """Whether the libraries can be imported, up to the first that cannot."""
-    for name in MODULES:
+def software_diagnoses(load: Callable[[str], object] = importlib.import_module) -> Iterator[Diagnosis]:
+    """Versions of Python, the suite and its libraries, up to the first that cannot be imported."""
+    yield Diagnosis("ok", "python", platform.python_version())
+    yield Diagnosis("ok", "suite", __version__)
+    for name in LIBRARIES:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 load(name)
+            yield Diagnosis("ok", name, version(name))
         except Exception as error:  # a wrong binary may also raise OSError or RuntimeError
-            package = name.partition(".")[0]
-            fix = f"pip install --force-reinstall {package}"
-            if package in ("torch", "torchvision"):
-                fix = (
-                    "their versions must match: pip install --force-reinstall"
-                    f' "torch=={_installed("torch")}" torchvision'
-                )
-            return [Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
-    return [Diagnosis("ok", "imports", f"{', '.join(MODULES)} can be imported")]
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+            fix = f"pip install --force-reinstall {'torch ' * (name == 'torchvision')}{name}"
+            yield Diagnosis("FAIL", name, f"cannot be imported ({first_line(error)}); {fix}")
+            return
 
 
 # -- devices ------------------------------------------------------------------------------------------------------
 
 
-def device_diagnoses() -> list[Diagnosis]:
+def device_diagnoses() -> Iterator[Diagnosis]:
     """Processor and GPUs: their names, and which precisions work on them."""
     import torch
 
-    name = cpu_name() or platform.machine()
     threads = f"{torch.get_num_threads()} torch threads, {WAIT_POLICY} {os.environ.get(WAIT_POLICY, 'unset')}"
-    found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {threads}"), *precision_diagnoses("cpu")]
+    yield Diagnosis("ok", "cpu", f"{cpu_name() or platform.machine()}, {os.cpu_count()} cores, {threads}")
+    yield from precision_diagnoses("cpu")
     with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
     for i, gpu in enumerate(gpus):
         what = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
-        found += [Diagnosis("ok", f"cuda:{i}", what), *precision_diagnoses(f"cuda:{i}", (gpu.major, gpu.minor))]
+        yield Diagnosis("ok", f"cuda:{i}", what)
+        yield from precision_diagnoses(f"cuda:{i}", emulates_bf16=gpu.major < 8)
     if not gpus:
-        found.append(no_gpu_diagnosis(DRIVER.exists(), torch.version.cuda, " ".join(str(w.message) for w in caught)))
+        yield no_gpu_diagnosis(DRIVER.exists(), torch.version.cuda, " ".join(str(w.message) for w in caught))
     if torch.backends.mps.is_available():
-        found += precision_diagnoses("mps")
-    return found
+        yield from precision_diagnoses("mps")
 
 
 def no_gpu_diagnosis(driver: bool, cuda_build: str | None, reason: str) -> Diagnosis:
@@ -185,35 +131,23 @@ def no_gpu_diagnosis(driver: bool, cuda_build: str | None, reason: str) -> Diagn
         why = "no NVIDIA GPU found" if not driver else f"GPUs are hidden by CUDA_VISIBLE_DEVICES={hidden!r}"
         return Diagnosis("note", "gpu", f"{why}: runs use the CPU")
     why = "this torch was built without CUDA" if cuda_build is None else f"torch for CUDA {cuda_build} cannot use it"
-    fix = (
-        "install a torch for the CUDA version that nvidia-smi shows (see pytorch.org/get-started), or use --device cpu"
-    )
+    fix = "install a torch for the CUDA version that nvidia-smi shows, or use --device cpu"
     return Diagnosis("FAIL", "gpu", f"an NVIDIA GPU is there, but {why} {reason[:200]}; {fix}; {VOLTA_FIX}")
 
 
-def precision_diagnoses(
-    device: str,
-    capability: tuple[int, int] | None = None,
-    attempt: Callable[[str, str], str | None] | None = None,
-) -> list[Diagnosis]:
-    """Which precisions work on a device, by training a step in each.
-
-    Args:
-        device: such as `cuda:0`.
-        capability: compute capability of an NVIDIA GPU; before 8.0 torch emulates bf16.
-        attempt: trains a step on a device in a precision and returns the error, or None.
-    """
-    errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
+def precision_diagnoses(device: str, *, emulates_bf16: bool = False) -> Iterator[Diagnosis]:
+    """Which precisions work on a device such as `cuda:0`, by training a step in each."""
+    errors = {precision: try_precision(device, precision) for precision in get_args(Precision)}
     works = [precision for precision, error in errors.items() if error is None]
-    found = [Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
-    if capability is not None and capability < (8, 0) and "bf16-mixed" in works:
-        found.append(Diagnosis("note", device, "torch emulates bf16 slowly here: use 16-mixed or 32-true"))
+    if works:
+        yield Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")
+    if emulates_bf16 and "bf16-mixed" in works:
+        yield Diagnosis("note", device, "torch emulates bf16 slowly here: use 16-mixed or 32-true")
+    fix = f"use {' or '.join(works)}" if works else f"use --device cpu, or {VOLTA_FIX}"
     for precision, error in errors.items():
         if error is not None:
             level = "FAIL" if precision == "32-true" else "note"
-            fix = f"use {' or '.join(works)}" if works else f"use --device cpu, or {VOLTA_FIX}"
-            found.append(Diagnosis(level, device, f"--precision {precision} does not work ({error}); {fix}"))
-    return found
+            yield Diagnosis(level, device, f"--precision {precision} does not work ({error}); {fix}")
 
 
 def try_precision(device: str, precision: str) -> str | None:
@@ -234,7 +168,6 @@ def try_precision(device: str, precision: str) -> str | None:
                 loss = scaled_dot_product_attention(x_BNTH, x_BNTH, x_BNTH).square().mean()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
-            scaler.update()
         return None if math.isfinite(loss.item() + layer.weight.sum().item()) else "the result is not finite"
     except Exception as error:
         return first_line(error)
@@ -243,85 +176,79 @@ def try_precision(device: str, precision: str) -> str | None:
 # -- data and store -----------------------------------------------------------------------------------------------
 
 
-def dataset_diagnoses(data: Path) -> list[Diagnosis]:
+def dataset_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
     """Which datasets exist, for all tasks whose data are files."""
     from bench.commands.data import has_files
     from tasks import TASKS
 
-    return [found for spec in TASKS.values() if has_files(spec) for found in data_diagnoses(spec, data)]
+    if named and not data.is_dir():
+        yield Diagnosis("FAIL", "data", f"--data {data}: there is no such folder")
+    for spec in filter(has_files, TASKS.values()):
+        yield data_diagnosis(spec, data)
 
 
-def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
+def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
     """Whether the files of a task exist, can be read, and are complete and undamaged."""
-    from bench.commands.data import can_be_fetched, is_text, states
+    from bench.commands.data import data_set
     from tasks.core.files import DataError
 
     try:
-        files = states(spec, data)
+        files = data_set(spec, data, {})
     except DataError as error:
-        return [Diagnosis("FAIL", spec.name, str(error))]
+        return Diagnosis("FAIL", spec.name, str(error))
     except OSError as error:
         where = f"cannot read {error.filename or data}: {error.strerror}"
-        return [Diagnosis("FAIL", spec.name, f"{where}; permit it, or name another folder with --data DIR")]
-    folder, text = files[0].path.parent, is_text(spec)
-    fetched = can_be_fetched(spec, data)
-    fix = "delete it, then copy it again" + ", or let the next run fetch it" * fetched
-    found = [
-        Diagnosis("FAIL", spec.name, f"damaged file {file.path} ({file.size}); {fix}")
-        for file in files
-        if file.state == "damaged"
-    ]
-    if missing := [file.path.name for file in files if file.state == "missing"]:
-        what = ", ".join(missing) if text or len(missing) < len(files) else "its files"
-        needs = "a network and the package datasets are" if text else "a network is"
-        how = f"fetched on first use if {needs} available; else " * fetched
-        how += "copy them there, or name their folder with --data DIR"
-        found.append(Diagnosis("note", spec.name, f"{folder} lacks {what}; {how}"))
-    parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
-    stand_in = spec.data_cls.find(data).stand_in if text else None
-    not_whole = "; ".join([*filter(None, [stand_in]), *parts])
-    if not found and not_whole:
-        found = [Diagnosis("note", spec.name, f"in {folder}: {not_whole}")]
-    return found or [Diagnosis("ok", spec.name, f"complete in {folder}")]
+        return Diagnosis("FAIL", spec.name, f"{where}; permit it, or name another folder with --data DIR")
+    names: dict[str, list[str]] = {}
+    for file in files.files:
+        names.setdefault(file.state.partition(" ")[0], []).append(file.path.name)
+    if damaged := names.get("damaged"):
+        fix = f"delete, then copy again{', or let the next run fetch' * files.can_be_fetched}"
+        return Diagnosis("FAIL", spec.name, f"in {files.folder}: damaged {', '.join(damaged)}; {fix}")
+    if missing := names.get("missing"):
+        what = ", ".join(missing) if files.text or len(missing) < len(files.files) else "its files"
+        package = " and the package datasets" * files.text
+        fetch = f"the first use fetches them over the network{package}; else " * files.can_be_fetched
+        return Diagnosis("note", spec.name, f"{files.folder} lacks {what}; {fetch}copy them there, or give --data DIR")
+    parts = [f"{file.path.name} is {file.state}" for file in files.files if file.state.startswith("part")]
+    if texts := [*filter(None, [files.stand_in]), *parts]:
+        return Diagnosis("note", spec.name, f"in {files.folder}: {'; '.join(texts)}")
+    return Diagnosis("ok", spec.name, f"complete in {files.folder}")
 
 
-def disk_diagnoses(store: Path) -> list[Diagnosis]:
+def disk_diagnoses(store: Path) -> Iterator[Diagnosis]:
     """Free space on the store's disk."""
-    free = shutil.disk_usage(_nearest(store)).free
+    place = _existing(store)
+    free = shutil.disk_usage(place).free
     level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
-    advice = "" if level == "ok" else "; free some, or choose another disk with --store DIR"
-    return [Diagnosis(level, "disk", f"{free / 2**30:.1f} GiB free at {_nearest(store)}{advice}")]
+    advice = "; free some, or choose another disk with --store DIR" * (level != "ok")
+    yield Diagnosis(level, "disk", f"{free / 2**30:.1f} GiB free at {place}{advice}")
 
 
-def store_diagnoses(store: Path) -> list[Diagnosis]:
+def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
     """Whether the store is writable and has locks, and its contents."""
     from bench.store.store import Store
 
-    place = _nearest(store)
-    found: list[Diagnosis] = []
+    place = _existing(store)
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # permissions say too little on network disks
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"
-        found.append(
-            Diagnosis(
-                "FAIL", "store", f"cannot write to {store}, or lock files there: {place}: {error.strerror}; {fix}"
-            )
-        )
+        text = f"cannot write to {store}, or lock files there: {place}: {error.strerror}; {fix}"
+        yield Diagnosis("FAIL", "store", text)
     if not store.is_dir():
-        return found or [Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")]
-    kept = Store(store)
-    contents = kept.contents()
+        yield Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")
+        return
+    contents = Store(store).contents()
     counts = Counter(blocks[0].runs[run_id].status for run_id, blocks in contents.blocks.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    found.append(Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
+    yield Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}")
     fix = "copy it again from its source, or delete it and train again"
-    found += [Diagnosis("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged]
-    return found
+    yield from (Diagnosis("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged)
 
 
-def _nearest(path: Path) -> Path:
+def _existing(path: Path) -> Path:
     """The path itself or its nearest parent that exists."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if place.exists()), path)

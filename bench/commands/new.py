@@ -13,8 +13,8 @@ from bench.output import Answer
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def create(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the package and return its files.
+def new(kind: str, name: str, folder: Path) -> Answer:
+    """Write the package, and say how to install it.
 
     Raises:
         UserError: the name is illegal or taken, or the folder cannot be written.
@@ -37,34 +37,17 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
         raise UserError(f"a Python module {name!r} exists, and the package would shadow it; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out, or remove it")
-    words = {"name": name, "cls": cls}
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # not HTML
-    paths = []
+    paths = list[Path]()
     try:
         for template in sorted((_TEMPLATES / kind).glob("*.j2")):
-            path = folder / _place(template.name.removesuffix(".j2"), name)
+            # `__name__.optimizer.py.j2` is `NAME/optimizer.py`.
+            place = re.sub(r"^(__name__|tests)\.", r"\1/", template.stem).replace("__name__", name)
+            paths.append(path := folder / place)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(environment.from_string(template.read_text("utf-8")).render(words), "utf-8")
-            paths.append(path)
+            path.write_text(environment.from_string(template.read_text("utf-8")).render(name=name, cls=cls), "utf-8")
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another folder with --out") from None
-    return paths
-
-
-def _place(template: str, name: str) -> Path:
-    """`__name__.optimizer.py` is `NAME/optimizer.py`: in names with a folder the first dot is a slash."""
-    folder, _, rest = template.partition(".")
-    parts = (folder, rest) if folder in ("__name__", "tests") else (template,)
-    return Path(*(part.replace("__name__", name) for part in parts))
-
-
-def new(kind: str, name: str, folder: Path) -> Answer:
-    """Write the package, and say how to install it.
-
-    Raises:
-        UserError: as for `create`.
-    """
-    paths = create(kind, name, folder)
     install = f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}"
     return Answer({"out": folder, "files": paths}, [*map(str, paths), install])

@@ -101,4 +101,4 @@ def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, A
     """
     path = tuned_file(task, opt, shipped=shipped)
     read_tuned(path)
-    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
+    return {name: value for name, value in flatten_yaml(path).items() if name.startswith("opt.")}

@@ -1,6 +1,5 @@
 """The runs of a sweep: from arguments such as `--opt.lr 1e-3:1e1:16` to configurations."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,8 @@ from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
 from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.errors import UserError, check_known, unknown
-from bench.near import nearest
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import RESERVED
-from optimizers.plugins import slug
 from tasks import TASKS
 
 
@@ -47,36 +44,25 @@ def configurations(
         seed = words["seed"]
         raise UserError(f"--seed {seed}: a sweep has several; write --seeds {seed},... or --seeds COUNT")
     common, by_opt = by_optimizer(words, names)
-    options = {n: all_optimizer_options(OPTIMIZERS[n], hyperparameters_of(common | by_opt[n])) for n in names}
-    for key in sorted(hyperparameters_of(common)):
-        having = [name for name in names if key in options[name]]
-        if having and len(having) < len(names):  # `resolve` refuses what none has, with the nearest name
-            alone = f"write --opt.{having[0]}.{key} to give it to {having[0]} alone"
-            raise UserError(f"--opt.{key}: not all of {', '.join(names)} have such an option; {alone}")
-    grids = [(name, _axes(task, name, common | by_opt[name], options[name], tuned=tuned)) for name in names]
-    sizes = {key: len(values) for _, axes in grids for key, values in axes.items() if len(values) > 1}
+    grids = [(name, _axes(task, name, common | by_opt[name], tuned=tuned)) for name in names]
+    varied = {key: 0 for _, axes in grids for key, values in axes.items() if len(values) > 1}
     refuse_too_many("this sweep", len(seeds) * sum(math.prod(map(len, axes.values())) for _, axes in grids))
     first = [
         resolve({**dict(zip(axes, point, strict=True)), "opt": name, "seed": seeds[0]}, tuned=tuned, fallback=fallback)
         for name, axes in grids
         for point in itertools.product(*axes.values())
     ]
-    device = decided(first[0]).device
-    follows = "data_seed" not in words
+    device, seeded = decided(first[0]).device, ["seed"] if "data_seed" in words else ["seed", "data_seed"]
     configs = [
-        config.model_copy(update={"device": device, "seed": seed, **({"data_seed": seed} if follows else {})})
-        for config in first
-        for seed in seeds
+        one.model_copy(update={"device": device, **dict.fromkeys(seeded, seed)}) for one in first for seed in seeds
     ]
-    return list({config.run_id: config for config in configs}.values()), list(sizes)
+    return list({config.run_id: config for config in configs}.values()), list(varied)
 
 
-def _axes(
-    task: str, opt: str, settings: Mapping[str, Any], options: Mapping[str, Option], *, tuned: bool
-) -> dict[str, list[Any]]:
+def _axes(task: str, opt: str, settings: Mapping[str, Any], *, tuned: bool) -> dict[str, list[Any]]:
     """The values of each setting of an optimizer; a range of its own if no hyperparameter has several."""
+    options = all_optimizer_options(OPTIMIZERS[opt], hyperparameters_of(settings))
     axes = {key: values_of(key, value, task, options) for key, value in settings.items()}
-    axes = {key: list(dict.fromkeys(values)) if len(values) > 1 else values for key, values in axes.items()}
     key, span = next(iter(OPTIMIZERS[opt].search.items()), ("", None))
     fixed = tuned_settings(task, opt) if tuned and task else {}
     varies = any(key.startswith("opt.") and len(values) > 1 for key, values in axes.items())
@@ -85,33 +71,21 @@ def _axes(
     return axes
 
 
-def folder_of(configs: Sequence[RunConfig]) -> Path:
-    """`TASK/OPT-HASH`: the folder of a sweep's table and plot; the hash identifies the set of runs."""
-    digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()
-    names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))[:60].rstrip("-")
-    return Path(slug(configs[0].task)) / f"{names}-{digest[:8]}"
-
-
 def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings for all optimizers, and those for one alone: `opt.NAME.OPTION`, NAME also the class of a file."""
-    classes = [name.rpartition(":")[2] for name in names]
-    titles = {name: name for name in names}
-    titles |= {title: name for title, name in zip(classes, names, strict=True) if classes.count(title) == 1}
+    titles = {name.rpartition(":")[2]: name for name in names} | {name.replace("-", "_"): name for name in names}
     common: dict[str, Any] = {}
     by_opt: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in words.items():
         group, _, rest = key.partition(".")
-        first, dot, option = rest.partition(".")
-        prefixes = {f"{title.replace('-', '_')}.": name for title, name in titles.items()}
-        prefix = max((prefix for prefix in prefixes if rest.startswith(prefix)), key=len, default="")
-        if group != "opt" or not dot or first in RESERVED:
-            common[key] = value
-        elif prefix:
-            by_opt[prefixes[prefix]][f"opt.{rest.removeprefix(prefix)}"] = value
-        elif role := nearest(first, RESERVED):
-            raise UserError(f"unknown option '--{key}'; did you mean '--opt.{role}.{option}'?")
+        first, dot, _ = rest.partition(".")
+        title = max((title for title in titles if rest.startswith(f"{title}.")), key=len, default="")
+        if title and group == "opt":
+            by_opt[titles[title]][f"opt.{rest.removeprefix(f'{title}.')}"] = value
+        elif group == "opt" and dot and first not in RESERVED:
+            raise unknown("optimizer or role of --opt", rest.rpartition(".")[0], [*names, *RESERVED])
         else:
-            raise unknown("optimizer of --opt", rest.rpartition(".")[0], names)
+            common[key] = value
     return common, by_opt
 
 
@@ -127,7 +101,7 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
         return [raw]
     if not (values := parts(raw) if isinstance(raw, str) else raw):
         raise UserError(f"--{key} {raw}: the list is empty")
-    return values
+    return list(dict.fromkeys(values))
 
 
 def settings_in(path: Path | None) -> dict[str, Any]:

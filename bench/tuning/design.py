@@ -32,7 +32,7 @@ LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
 class Wanted(NamedTuple):
-    """A point to try, and why."""
+    """A point to try, and why; `key` is its `point_key`."""
 
     point: Point
     kind: Kind
@@ -46,8 +46,7 @@ class Wanted(NamedTuple):
 class Scores:
     """The scores of the points tried so far, None for one that cannot be the best; those below `least` are equal.
 
-    `capped` are the points without a score because a step cap set the step size (`is_capped`). If no point has a score
-    and one is capped, a grid does not grow towards smaller steps.
+    `capped` are the points whose step a cap set: if no point has a score and one is capped, a grid does not grow.
     """
 
     by_key: Mapping[Key, End] = field(default_factory=dict)
@@ -60,35 +59,20 @@ class Scores:
 class Design:
     """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
-    `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
-    the ranges' middles outwards: the place nearest to the middle comes next, with distances relative to the ranges'
-    widths. So the ranges set the grid's centre, and the number of trials sets its extent. Each place is tried with all
-    combinations of the other axes' values. If a neighbour of the best place has not been tried, in any range, the grid
-    grows there by a decade. Without a range, the grid has all combinations.
-    `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
-    `TPESampler` (Bergstra et al., 2011) for the scores known so far.
-    A range of a grid may not be narrower than its step (`UserError`).
+    `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
+    with all combinations of the other axes' values. The place nearest to the ranges' middles comes next, with distances
+    relative to their widths. If a neighbour of the best place has not been tried, the grid grows there by a decade.
+    Without a range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with
+    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011).
     """
 
     space: Space
     sampler: Sampler
 
-    def __post_init__(self) -> None:
-        for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
-            narrow = math.log10(axis.high / axis.low) < step / 2 - 0.001  # 1e-3:3.162e-3 is half a decade
-            if narrow and self.sampler == "grid":
-                advice = f"narrower than {'half ' * (step < 2)}a decade; use --sampler qmc, or give values such as A,B"
-                raise UserError(f"--{name} {axis.low:g}:{axis.high:g}: {advice}")
-
     @property
     def ranges(self) -> dict[str, LogUniform]:
         """The axes that are ranges; only with them the number of points is unlimited."""
         return {name: axis for name, axis in self.space.items() if isinstance(axis, LogUniform)}
-
-    @property
-    def _steps(self) -> list[int]:
-        """Grid steps of the ranges, in half decades."""
-        return [1, *[2] * len(self.space)][: len(self.ranges)]
 
     @property
     def combinations(self) -> int:
@@ -100,17 +84,11 @@ class Design:
         """The number of points is a multiple of it."""
         return self.combinations if self.sampler == "grid" else 1
 
-    def may_grow_by(self, trials: int) -> int:
-        """Maximum number of points beyond `trials`, if the best is at an edge."""
-        grows = self.sampler == "grid" and self.ranges and trials > self.combinations
-        return EXTENSION_LIMIT * self.combinations if grows else 0
-
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
-        """All points wanted so far, in the order in which they are tried; `UserError` if no design has this number.
+        """All points wanted so far, in their order; `UserError` if no design has this number.
 
-        Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
-        append points. If there are fewer than `total` once a grid has stopped growing, the next ones in the design's
-        order are added.
+        Those without a known score are to be tried next; when all have one, tuning has ended. New scores only append
+        points. If a grid has stopped growing with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         if trials < 1:
@@ -143,8 +121,8 @@ class Design:
         return tuple(axis.index(point[n]) if isinstance(axis, tuple) else point[n] for n, axis in axes.items())
 
     def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
-        ranges, steps = self.ranges, self._steps
-        others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
+        ranges, others = self.ranges, list(_combinations(self.space))
+        steps = [1, *[2] * len(self.space)][: len(ranges)]  # in half decades
         if trials % len(others):
             why = f"since each value of {' and '.join(ranges)} is tried with all combinations of the others"
             raise UserError(f"--trials {trials}: it must be a multiple of {len(others)}, {why}")
@@ -155,8 +133,9 @@ class Design:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
             return [{name: at[name] if name in at else other[name] for name in self.space} for other in others]
 
-        order = list(ranges.values()), steps
-        kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(_outwards(*order), trials // len(others)), "design")
+        most = max(trials, total) // len(others) + 1
+        outwards = list(itertools.islice(_outwards(list(ranges.values()), steps), most))
+        kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
         while True:
             by_place = {place: points(place) for place in kinds}
             wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in by_place[place]]
@@ -170,8 +149,7 @@ class Design:
                 kinds |= dict.fromkeys(grow, "extension")
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
-                more = (place for place in _outwards(*order) if place not in kinds)
-                kinds |= dict.fromkeys(itertools.islice(more, lacking), "top-up")
+                kinds |= dict.fromkeys([place for place in outwards if place not in kinds][:lacking], "top-up")
             else:
                 return wanted
 
@@ -202,8 +180,7 @@ class Design:
         study = optuna.create_study(direction=direction, sampler=sampler)
         tried, new = {point_key(point): point for point in points}, dict[Key, Point]()
         for key, point in tried.items():
-            score = scores.by_key[key]
-            value = worst if score is None else score
+            value = worst if (score := scores.by_key[key]) is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
         for _ in range(20 * TPE_ROUND):
             params = study.ask(axes).params
@@ -236,9 +213,9 @@ def _at(axis: Axis, u: float) -> Any:
 
 
 def _combinations(space: Space) -> Iterator[Point]:
-    """All combinations of values; the last axis varies fastest."""
-    axes = [axis for axis in space.values() if not isinstance(axis, LogUniform)]
-    return (dict(zip(space, values, strict=True)) for values in itertools.product(*axes))
+    """All combinations of the listed values; the last axis varies fastest."""
+    axes = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Place]:
@@ -253,8 +230,7 @@ def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Pl
     while True:
         _, offsets = heapq.heappop(near)
         yield tuple(c + i for c, i in zip(centre, offsets, strict=True))
-        for k, sign in itertools.product(range(len(offsets)), (-1, 1)):
-            beside = _moved(offsets, k, sign)
+        for beside in (_moved(offsets, k, sign) for k, sign in itertools.product(range(len(offsets)), (-1, 1))):
             if beside not in seen:
                 seen.add(beside)
                 distance = math.hypot(*(i / width for i, width in zip(beside, widths, strict=True)))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, no_such_option, parse_options
@@ -50,33 +50,23 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     fixed: dict[str, Any] = {}
     for key, raw in words.items():
         group, _, name = key.partition(".")
-        if group != "opt" or not name:
+        if group == "opt" and name and name not in options:
+            raise no_such_option(spec, given, name)
+        option = options.get(name) if group == "opt" else None
+        if option is None:
             if name and isinstance(raw, str) and values_of(key, raw, task if task in TASKS else "", {}) != [raw]:
                 raise UserError(f"--{key} {raw}: only hyperparameters (--opt.NAME) are tuned; give one value")
             fixed[key] = raw
-            continue
-        if name not in options:
-            raise no_such_option(spec, given, name)
-        if isinstance(raw, str) and raw.count(":") == 1:
-            space[key] = _range(key, raw, options[name])
+        elif isinstance(raw, str) and raw.count(":") == 1:
+            space[key] = _range(key, raw, option)
         elif len(values := values_of(key, raw, "", options)) > 1:
-            axis = tuple(parse_options("opt", {name: options[name]}, {name: value})[name] for value in values)
-            if twice := [value for i, value in enumerate(axis) if value in axis[:i]]:
-                raise UserError(f"--{key} {raw}: {twice[0]} is given twice; give each value once")
-            space[key] = axis
+            typed = [parse_options("opt", {name: option}, {name: value})[name] for value in values]
+            space[key] = tuple(dict.fromkeys(typed))
         else:
             fixed[key] = values[0]
     if not space:
-        numbers = [f"opt.{name}" for name, option in options.items() if _takes_range(option)]
-        text = " ".join(f"--{name} {fixed[name]}" for name in declared) or f"--opt {opt}"
-        name = next(iter([*declared, *numbers]), "opt.NAME")
-        advice = f"give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
-        raise UserError(f"{text}: no setting of {opt} is left to tune; {advice}")
+        raise UserError(f"no setting of {opt} is left to tune: give a range (--opt.NAME LOW:HIGH) or values (A,B)")
     return {name: space[name] for name in dict.fromkeys([*declared, *space]) if name in space}, fixed
-
-
-def _takes_range(option: Option) -> bool:
-    return "float" in option.type_name.split(" or ")
 
 
 def _range(key: str, raw: str, option: Option) -> LogUniform:
@@ -86,7 +76,7 @@ def _range(key: str, raw: str, option: Option) -> LogUniform:
         raise UserError(
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
-    if not _takes_range(option):
+    if "float" not in option.type_name.split(" or "):
         raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
     return ends
 
@@ -99,13 +89,3 @@ def space_as_json(space: Space) -> list[dict[str, Any]]:
         else {"name": name, "values": [{"number": str(v)} if v in (math.inf, -math.inf) else v for v in axis]}
         for name, axis in space.items()
     ]
-
-
-def space_from_json(stored: Sequence[Mapping[str, Any]]) -> Space:
-    """The inverse of `space_as_json`."""
-    return {
-        axis["name"]: tuple(float(v["number"]) if isinstance(v, Mapping) else v for v in axis["values"])
-        if "values" in axis
-        else LogUniform(axis["low"], axis["high"])
-        for axis in stored
-    }

@@ -4,18 +4,18 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve, settings_of
+from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import chosen_of
 from bench.config.values import counts_seeds, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known
 from bench.results.selection import Mode
 from bench.text import counted, plain
 from bench.tuning.design import Design, Sampler
-from bench.tuning.space import Point, Space, read_space, space_as_json, space_from_json
+from bench.tuning.space import Point, read_space, space_as_json
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.plugins import slug
 from tasks import TASKS
@@ -30,8 +30,8 @@ class StudySpec(BaseModel):
     """The specification of a study; its name is a hash of all fields, so those of shipped studies stay.
 
     `versions` are of the task, the optimizer, and the optimizer for the `rest`, and packages of plug-ins; `settings`
-    are all that are not searched, in dotted form, and `chosen` names the non-default ones among them; `space` is as
-    `bench.tuning.space.space_as_json` gives it; the winner is run on `report_seeds`, disjoint from `seeds`.
+    are all that are not searched, in dotted form, and `chosen` names the non-default ones among them; `axes` is the
+    search space (`bench.tuning.space.Space`); the winner is run on `report_seeds`, disjoint from `seeds`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -43,7 +43,7 @@ class StudySpec(BaseModel):
     mode: Mode
     settings: dict[str, Any]
     chosen: list[str]
-    space: list[dict[str, Any]]
+    axes: Annotated[Any, PlainSerializer(space_as_json), Field(serialization_alias="space")]
     sampler: Sampler
     seeds: list[int]
     report_seeds: list[int]
@@ -52,24 +52,13 @@ class StudySpec(BaseModel):
     @property
     def name(self) -> str:
         """`task-opt-hash`: the name of the study."""
-        digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        digest = hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()
         return f"{slug(self.task)}-{slug(self.opt)}-{digest[:8]}"
-
-    @property
-    def trainer(self) -> TrainerOptions:
-        """How its runs are trained."""
-        names = [name for name in self.settings if name.startswith("trainer.")]
-        return TrainerOptions.model_validate({name.removeprefix("trainer."): self.settings[name] for name in names})
 
     @cached_property
     def design(self) -> Design:
         """The order in which points are tried."""
         return Design(self.axes, self.sampler)
-
-    @cached_property
-    def axes(self) -> Space:
-        """The search space."""
-        return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
         """The configuration of a point with a seed and paths of data and store; `UserError` if it is illegal here."""
@@ -80,15 +69,6 @@ class StudySpec(BaseModel):
         """A run from the middle of the space; `UserError` if the device does not exist."""
         middle = {name: axis.middle if isinstance(axis, LogUniform) else axis[0] for name, axis in self.axes.items()}
         return self.config(middle, self.seeds[0], places)
-
-    def promise(self, trials: int) -> str:
-        """What a study of this number of trials tries, in words; a grid is centred on its range and may exceed it."""
-        text = f"{counted(trials, 'trial')} of {counted(len(self.seeds), 'seed')}"
-        for name, axis in self.design.ranges.items() if self.sampler == "grid" else ():
-            values = [wanted.point[name] for wanted in self.design.wanted(trials)]
-            text += f", {name} {min(values):g} to {max(values):g} around the middle of {axis.low:g}:{axis.high:g}"
-        more = self.design.may_grow_by(trials)
-        return text + f"; up to {more} more beyond an edge, while the best point is there" * bool(more)
 
 
 def make_spec(
@@ -122,8 +102,7 @@ def make_spec(
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, LogUniform) for axis in space.values())
     design = Design(space, sampler or ("tpe" if ranges > 2 else "grid"))
-    trials_of(design, None, len(seeds))
-    first = design.wanted(default_trials(design))[0].point
+    first = design.wanted(trials_of(design, None, len(seeds)))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
@@ -140,7 +119,7 @@ def make_spec(
         mode=config.task_spec.mode,
         settings=settings,
         chosen=[name for name in settings if name in chosen],
-        space=space_as_json(space),
+        axes=space,
         sampler=design.sampler,
         seeds=list(seeds),
         report_seeds=list(report_seeds),
@@ -152,22 +131,14 @@ def tuning_seeds(text: str) -> list[int]:
     return [TUNING_SEEDS * counts_seeds(text) + seed for seed in read_seeds(text, example=5)]
 
 
-def reporting_seeds(text: str) -> list[int]:
-    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`), or `UserError`."""
-    return read_seeds(text, "--report_seeds", 5)
-
-
-def default_trials(design: Design) -> int:
-    """The default number of points: nine, rounded up to whole combinations of values, or all of lists alone.
-
-    It is the same for all methods: one with more hyperparameters must not get more trials.
-    """
-    return math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations
-
-
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:
-    """The requested number of points, by default `default_trials`; `UserError` if no design has such a number."""
-    trials = default_trials(design) if trials is None else trials
+    """The number of points; by default nine, rounded up to whole combinations of values, or all of lists alone.
+
+    The default is the same for all methods: one with more hyperparameters must not get more trials. `UserError` if no
+    design has such a number.
+    """
+    if trials is None:
+        trials = math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     design.wanted(trials)
     return trials

@@ -4,6 +4,7 @@ A study keeps no state: it is a pure function of its specification, its numbers 
 store. So an interrupted command continues with the same runs, and runs of other commands are used where they fit.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,10 @@ from typing import Any
 from bench.config.checks import check
 from bench.config.run_config import RunConfig
 from bench.errors import UserError
-from bench.results.group import Group, Measure, final
+from bench.results.group import Measure, final
 from bench.results.selection import GAP, End, above_infimum, equal_below, is_capped, score_of
-from bench.results.stats import Interval
 from bench.store.record import RunResult
-from bench.store.reports import edges_of
+from bench.store.reports import StudyRecord, StudyTrial, edges_of
 from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.tuning.design import Kind, Scores, Wanted
@@ -77,12 +77,11 @@ class Study:
                 break
             tried |= new
         trials = [tried[candidate.key] for candidate in wanted if candidate.key in tried]
-        missing = len(wanted) - len(trials)
         best = self.spec.design.best([trial.point for trial in trials], scores)
         fresh = [] if best is None else self.configs(best, self.spec.report_seeds)
         stored = self.store.finished_all(config.run_id for config in fresh)
         todo = list[RunConfig]()
-        if missing:  # stored runs too, so that an interrupted round is divided into the same blocks
+        if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
             points = [new.point for new in wanted if new.key not in tried or tried[new.key].runs]
             todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
         elif self.report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
@@ -95,41 +94,38 @@ class Study:
             best=None if best is None else tried[point_key(best)],
             fresh=[stored[config.run_id] for config in fresh if config.run_id in stored],
             fresh_failed={c.seed: self.failed[c.run_id] for c in fresh if c.run_id in self.failed},
-            missing=missing,
+            missing=len(wanted) - len(trials),
             todo=[config for config in todo if config.run_id not in self.failed],
         )
 
     def _ended(self, wanted: Sequence[Wanted]) -> dict[Key, Trial]:
-        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal.
-
-        An extension may leave a hyperparameter's legal range; an illegal point of the design itself raises.
-        """
-        configs, illegal = dict[Key, list[RunConfig]](), dict[Key, UserError]()
-        for candidate in wanted:
-            try:
-                configs[candidate.key] = self.configs(candidate.point, self.spec.seeds)
-            except UserError as error:
-                illegal[candidate.key] = error
-        stored = self.store.finished_all(config.run_id for several in configs.values() for config in several)
+        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal."""
+        stored = self.store.finished_all(c.run_id for candidate in wanted for c in self._legal(candidate)[0])
         trials = dict[Key, Trial]()
-        for point, kind in wanted:
-            key = point_key(point)
-            ids = [config.run_id for config in configs.get(key, [])]
-            reasons = [self.failed[run_id] for run_id in ids if run_id in self.failed]
-            done = bool(ids) and all(run_id in stored for run_id in ids)
-            try:
-                if ids and not done and not reasons and kind != "design":
-                    check(configs[key][0])
-            except UserError as error:
-                illegal[key] = error
-            if kind == "design" and key in illegal:
-                raise illegal[key]
-            reasons += [str(illegal[key])] if key in illegal else []
-            if reasons:
-                trials[key] = Trial(point, kind, reason=reasons[0])
-            elif done:
-                trials[key] = Trial(point, kind, [stored[run_id] for run_id in ids])
+        for candidate in wanted:
+            configs, reason = self._legal(candidate)
+            runs = [stored[config.run_id] for config in configs if config.run_id in stored]
+            if len(runs) == len(self.spec.seeds):
+                trials[candidate.key] = Trial(*candidate, runs)
+                continue
+            reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
+            if not reason and candidate.kind != "design":
+                try:
+                    check(configs[0])  # imports torch
+                except UserError as error:
+                    reason = str(error)
+            if reason:
+                trials[candidate.key] = Trial(*candidate, reason=reason)
         return trials
+
+    def _legal(self, candidate: Wanted) -> tuple[list[RunConfig], str]:
+        """The runs of a point; none and a reason for an extension that leaves a hyperparameter's legal range."""
+        try:
+            return self.configs(candidate.point, self.spec.seeds), ""
+        except UserError as error:
+            if candidate.kind == "design":
+                raise
+            return [], str(error)
 
     def _scores(self, trials: Collection[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.
@@ -142,13 +138,38 @@ class Study:
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
 
+def equalize(studies: Sequence[Study]) -> None:
+    """Let the studies of a task have as many trials as the largest, and run the winners, as far as runs are stored.
+
+    A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
+    """
+    while True:
+        results = [study.result() for study in studies]
+        if any(result.missing for result in results):
+            return
+        counts = {len(result.trials) for result in results}
+        if len(counts) == 1:
+            for study in studies:
+                study.report = True
+            return
+        for study in studies:
+            study.total = common_trials(studies, max(counts))
+
+
+def common_trials(studies: Sequence[Study], least: int = 0) -> int:
+    """The smallest number of trials, at least `least`, that all studies of a task can have."""
+    wanted = max(least, *(max(study.total, study.trials) for study in studies))
+    step = math.lcm(*(study.spec.design.step for study in studies))
+    return -(-wanted // step) * step
+
+
 @dataclass(frozen=True)
 class StudyResult:
     """Results of a study, finished or not.
 
-    The trials are in the order of the design, of which `missing` points have not been tried; `scores` are by
-    `point_key`; `best` is the winner, None if no trial has a score; `fresh` are its runs on fresh seeds, `fresh_failed`
-    says why others failed, by seed; `todo` are the runs wanted now, with stored ones of the same round.
+    `missing` points have not been tried yet; `scores` are by `point_key`; `best` is None if no trial has a score;
+    `fresh` are its runs on fresh seeds, `fresh_failed` says why others failed, by seed; `todo` are the runs wanted now,
+    with stored ones of the same round.
     """
 
     study: Study
@@ -162,15 +183,15 @@ class StudyResult:
     todo: list[RunConfig]
 
     @property
-    def lr_at_boundary(self) -> bool:
-        """Whether a best value is at an edge of the tried ones (`edges_of`)."""
-        points = [trial.point for trial in self.trials]
-        return self.best is not None and bool(edges_of(self.spec.axes, points, self.best.point))
-
-    @property
     def runs(self) -> list[RunResult]:
         """All runs of the trials, without the fresh seeds."""
         return [run for trial in self.trials for run in trial.runs]
+
+    @property
+    def edges(self) -> list[str]:
+        """Searched settings whose best value is at an edge of the tried ones (`edges_of`)."""
+        points = [trial.point for trial in self.trials]
+        return [] if self.best is None else edges_of(self.spec.axes, points, self.best.point)
 
     @property
     def score(self) -> End:
@@ -194,9 +215,29 @@ class StudyResult:
         return final(self.spec.metric, self.spec.mode, bool(self.metric_suffix))
 
     @property
-    def fresh_interval(self) -> Interval | None:
-        """Mean over the fresh seeds with its interval (`Measure.mean`); None if a seed diverged or none has run."""
-        return self.measure.mean(Group.of(self.fresh))
+    def record(self) -> StudyRecord:
+        """The record for boards."""
+        splits = {run.select_split for run in self.runs}
+        trials: list[StudyTrial] = [
+            {
+                "point": dict(trial.point),
+                "kind": trial.kind,
+                "state": "completed" if trial.runs else "failed",
+                "score": self.scores.get(point_key(trial.point)),
+                "runs": [run.run_id for run in trial.runs],
+            }
+            for trial in self.trials
+        ]
+        return StudyRecord(
+            name=self.spec.name,
+            axes=list(self.spec.axes),
+            trials=trials,
+            winner=None if self.best is None else self.best.runs[0].run_id,
+            lr_at_boundary=bool(self.edges),
+            missing=self.missing,
+            select_split=splits.pop() if len(splits) == 1 else "",
+            **self.spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
+        )
 
     def analyse(self) -> sensitivity.Sensitivity:
         """How the result depends on the searched settings; `UserError` if no run has finished."""

@@ -1,8 +1,7 @@
 """Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -11,18 +10,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
-from bench.config.values import refuse_too_many, suite_file, suites
+from bench.config.values import read_seeds, refuse_too_many, suite_file, suites
 from bench.errors import UserError, check_known
 from bench.progress import doing
 from bench.results.render import shown
-from bench.results.selection import score_text
-from bench.results.table import Column, Table
+from bench.results.table import Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, options_text, why_wrong
+from bench.text import counted, duration, why_wrong
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
-from bench.tuning.spec import StudySpec, default_trials, make_spec, reporting_seeds, trials_of, tuning_seeds
-from bench.tuning.study import Study, StudyResult
+from bench.tuning.spec import StudySpec, make_spec, trials_of, tuning_seeds
+from bench.tuning.study import Study, StudyResult, common_trials
+from bench.tuning.summary import by_task
 from optimizers.plugins import slug
 
 Settings = dict[str, Any]
@@ -72,67 +71,46 @@ class Suite(NoBooleans, BaseModel):
     seeds: int | list[int] = 7
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
-        """The studies, task by task.
+        """The studies, task by task; `UserError` if a setting is unknown or illegal."""
 
-        Raises:
-            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
-        """
-        specs = [
+        def text(seeds: int | list[int]) -> str:
+            return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
+
+        return [
             make_spec(
                 {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
-                seeds=tuning_seeds(_text(self.tune.seeds)),
-                report_seeds=reporting_seeds(_text(self.seeds)),
+                seeds=tuning_seeds(text(self.tune.seeds)),
+                report_seeds=read_seeds(text(self.seeds), "--report_seeds", 5),
                 places=places,
             )
             for task, of_task in self.tasks.items()
             for opt, of_opt in self.optimizers.items()
         ]
-        runs = 0
-        for spec in specs:
-            trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))  # raises if invalid
-            runs += trials * len(spec.seeds) + len(spec.report_seeds)
-            if spec.design.ranges:  # raises if equal budgets are impossible
-                spec.design.wanted(trials, self.common(other for other in specs if other.task == spec.task))
-        refuse_too_many(f"this suite of {len(specs)} studies", runs)
-        fixed = [spec for spec in specs if not spec.design.ranges]
-        if fixed and (len(fixed) < len(specs) or len({default_trials(spec.design) for spec in specs}) > 1):
-            why = "a list of values cannot be extended to the number of trials of the others"
-            raise UserError(f"{fixed[0].opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
-        return specs
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
-        """The studies of each task (`specs`), before their budgets are made equal and their winners run."""
-        tasks: dict[str, list[Study]] = {}
-        specs = self.specs(places)
-        for spec in specs:
-            total = self.common(other for other in specs if other.task == spec.task) if spec.design.ranges else 0
-            study = Study(spec, trials_of(spec.design, self.tune.trials), places, total=total, report=False)
-            tasks.setdefault(spec.task, []).append(study)
-        return list(tasks.values())
+        """The studies of each task, before their budgets are made equal and their winners run.
 
-    def advance(self, studies: Sequence[Study]) -> None:
-        """Let the studies of a task have as many trials as the largest, and run the winners, as far as runs are stored.
-
-        A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
+        Raises:
+            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
         """
-        while True:
-            results = [study.result() for study in studies]
-            if any(result.missing for result in results):
-                return
-            counts = {len(result.trials) for result in results}
-            total = self.common((study.spec for study in studies), max(counts))
+        tasks: dict[str, list[Study]] = {}
+        runs = 0
+        for spec in self.specs(places):
+            trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
+            tasks.setdefault(spec.task, []).append(Study(spec, trials, places, report=False))
+            runs += trials * len(spec.seeds) + len(spec.report_seeds)
+        refuse_too_many("this suite", runs)
+        for studies in tasks.values():
+            fixed = [study for study in studies if not study.spec.design.ranges]
+            if fixed and (len(fixed) < len(studies) or len({study.trials for study in studies}) > 1):
+                why = "a list of values cannot be extended to the number of trials of the others"
+                raise UserError(f"{fixed[0].spec.opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
+            total = 0 if fixed else common_trials(studies, self.tune.total)
             for study in studies:
-                study.report, study.total = len(counts) == 1, study.total if len(counts) == 1 else total
-            if len(counts) == 1:
-                return
-
-    def common(self, specs: Iterable[StudySpec], least: int = 0) -> int:
-        """The smallest number of trials, at least `least`, that all optimizers of a task can have."""
-        designs = [spec.design for spec in specs]
-        wanted = max(least, self.tune.total, *(trials_of(design, self.tune.trials) for design in designs))
-        step = math.lcm(*(design.step for design in designs))
-        return -(-wanted // step) * step
+                study.total = total
+                study.spec.design.wanted(study.trials, total)  # raises if impossible
+        return list(tasks.values())
 
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
@@ -148,10 +126,6 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
     if not kept:
         raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
     return kept
-
-
-def _text(seeds: int | list[int]) -> str:
-    return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
 
 
 def load(name: str) -> list[Suite]:
@@ -172,29 +146,25 @@ def load(name: str) -> list[Suite]:
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {why_wrong(first['msg'])}") from None
 
 
-@dataclass(frozen=True)
-class Step:
-    """A study of the plan: numbers of trials and fresh seeds, wanted and stored; estimated seconds on one worker."""
-
-    spec: StudySpec
-    trials: tuple[int, int]
-    fresh: tuple[int, int]
-    runs_left: int
-    seconds: float
+# -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[Step]:
-    """What studies want, and what is stored; `measure` estimates the seconds of a run of a study without any."""
-    steps = []
+def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
+    """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker.
+
+    `measure` estimates the seconds of a run of a study without any.
+    """
+    rows = []
     for study in studies:
         result, spec = study.result(), study.spec
-        trials = max(len(result.trials) + result.missing, study.total), len(result.trials)
+        trials, tried = max(len(result.trials) + result.missing, study.total), len(result.trials)
         fresh = [] if result.missing else result.fresh
-        left = (trials[0] - trials[1]) * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
+        left = (trials - tried) * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
         times = [run.wall_s for run in (*result.runs, *fresh)]
         seconds = median(times) if times else measure(spec) if left else 0.0
-        steps.append(Step(spec, trials, (len(spec.report_seeds), len(fresh)), left, seconds * left))
-    return steps
+        row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, trials]}
+        rows.append(row | {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left, "seconds": seconds * left})
+    return rows
 
 
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
@@ -220,53 +190,24 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
     return measure
 
 
-def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
+def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     """The plan for a terminal."""
     heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
-    rows = [
-        (
-            *(step.spec.task, step.spec.opt, step.spec.name),
-            *(f"{stored}/{wanted}" for wanted, stored in (step.trials, step.fresh)),
-            *(step.runs_left, duration(step.seconds / workers)),
-        )
-        for step in steps
+    values = [
+        (row["task"], row["opt"], row["study"], "{}/{}".format(*row["trials"]), "{}/{}".format(*row["fresh"]))
+        + (row["runs"], duration(row["seconds"] / workers))
+        for row in rows
     ]
-    seconds, runs = sum(step.seconds for step in steps) / workers, sum(step.runs_left for step in steps)
-    about = f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')}, one at a time in each"
-    about += " (less with lanes); more if the best point of a grid is at its edge"
-    return [*shown(Table.of(heads, rows)), about]
-
-
-def by_task(results: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
-    """The results by task."""
-    tasks = dict.fromkeys(result.spec.task for result in results)
-    return {task: [result for result in results if result.spec.task == task] for task in tasks}
-
-
-def result_lines(results: Sequence[StudyResult]) -> list[str]:
-    """Results of the studies, task by task."""
-    lines: list[str] = []
-    for task, of_task in by_task(results).items():
-        metric = f"{of_task[0].spec.metric}{of_task[0].metric_suffix}"
-        heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
-        gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
-        rows = []
-        for result in of_task:
-            best = "none" if result.best is None else options_text(result.best.point)
-            score = None if result.score is None else score_text(result.score, result.spec.metric)
-            steps = sum(run.steps for run in result.runs)
-            row = result.spec.opt, len(result.trials), best, score, result.fresh_interval, result.lr_at_boundary, steps
-            rows.append(row)
-        lines += [task, *shown(Table.of([*heads, "at edge", gradients], rows)), ""]
-    return lines
+    runs, seconds = sum(row["runs"] for row in rows), sum(row["seconds"] for row in rows) / workers
+    about = f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')} (less with lanes);"
+    return [*shown(Table.of(heads, values)), f"{about} more if the best point of a grid is at its edge"]
 
 
 def write(out: Path, results: Sequence[StudyResult], command: str) -> list[Path]:
     """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`."""
     paths: list[Path] = []
     for task, of_task in by_task([result for result in results if result.best is not None]).items():
-        for result in of_task:
-            paths += tuned.write(out, result, command)
+        paths += [tuned.write(out, result) for result in of_task]
         varied = dict.fromkeys(name for result in of_task for name in result.spec.axes)
         runs = [run for result in of_task for run in result.runs]
         together = sensitivity.analyse(runs, list(varied), of_task[0].spec.mode)

@@ -1,18 +1,17 @@
-"""The files of a study: the winner's settings for `bench fit --tuned`, the plot, and the record in the store."""
+"""The files of a study: the winner's settings for `bench fit --config`, and the record and journal in the store."""
 
+import shlex
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.config.tuned import read_tuned
 from bench.errors import UserError, first_line
 from bench.output import writing
 from bench.store.files import disk_errors, replacing
 from bench.store.load import Damaged
-from bench.store.reports import StudyRecord, StudyTrial, read_report, study_path
-from bench.sweeps import sensitivity
-from bench.text import counted, plain, seeds_in_words
+from bench.store.reports import StudyRecord, read_report, study_path
+from bench.text import plain, seeds_in_words
 from bench.tuning.design import distribution
 from bench.tuning.space import point_key
 from bench.tuning.spec import StudySpec
@@ -34,29 +33,20 @@ def tuned_yaml(result: StudyResult) -> str:
     # Defaults are written too: later changes of them must not change tuned settings.
     options = run.config["opt_options"].items()
     values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
-    where = run.environment.get("gpu") or run.environment.get("cpu")
     names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
+    settings = {name: value for name, value in spec.settings.items() if value is not None and name[:4] != "opt."}
     provenance = {
         "study": result.study.name,
         "date": str(date.today()),
-        "machine": f"{where}, " * bool(where) + counted(run.environment.get("threads") or 1, "thread") + " a run",
         "versions": {name: run.versions[name] for name in names if name in run.versions},
-        "settings": {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")},
-        "trials": len(result.trials),
+        "settings": settings,
         "seeds": seeds_in_words(spec.seeds),
-        "metric": f"{run.metric}{result.metric_suffix}",
-        "split": _select_split(result) or None,
+        "split": result.record.select_split or None,
         "score": result.score,
-        "edge": result.lr_at_boundary,
     }
-    content = {"task": spec.task, "opt": {"name": spec.opt} | values, "provenance": provenance}
+    chosen = {name: value for name, value in settings.items() if name in spec.chosen and name != "device"}
+    content = {"task": spec.task, "opt": {"name": spec.opt} | values} | chosen | {"provenance": provenance}
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
-
-
-def _select_split(result: StudyResult) -> str:
-    """The split on which its trials were compared; empty if unknown."""
-    splits = {run.select_split for run in result.runs}
-    return splits.pop() if len(splits) == 1 else ""
 
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
@@ -64,27 +54,21 @@ def tuned_path(folder: Path, spec: StudySpec) -> Path:
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
-def replaced(folder: Path, result: StudyResult) -> str | None:
-    """A note if writing the settings replaces a file of another study, or of none; else None."""
-    path, before = tuned_path(folder, result.spec), None
-    if not path.is_file():
-        return None
-    with suppress(UserError):
-        before = read_tuned(path).study
-    if before == result.study.name:
-        return None
-    of = f"study {before}" if before else "no study"
-    return f"{path} belonged to {of}; it now belongs to study {result.study.name}"
+def use_line(folder: Path, spec: StudySpec) -> str:
+    """The command that trains with the settings of a study in a folder, with a seed that did not choose them."""
+    words = ["bench", "fit", "--config", str(tuned_path(folder, spec))]
+    words += ["--device", spec.settings["device"]] if "device" in spec.chosen else []
+    return shlex.join(words + ["--seed", str(max(spec.seeds) + 1)] * (0 in spec.seeds))
 
 
-def write(folder: Path, result: StudyResult, command: str) -> list[Path]:
-    """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,png,pdf}`; `UserError` without a winner."""
+def write(folder: Path, result: StudyResult) -> Path:
+    """Write `TASK/OPT.yaml`; `UserError` without a winner."""
     content, path = tuned_yaml(result), tuned_path(folder, result.spec)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(content, "utf-8")
-    return [path, *sensitivity.write(path.with_suffix(""), result.analyse(), command)]
+    return path
 
 
 def remember(result: StudyResult) -> None:
@@ -95,27 +79,7 @@ def remember(result: StudyResult) -> None:
     Raises:
         RunFailed: the disk is full or unavailable.
     """
-    spec, store = result.spec, result.study.store.folder
-    trials: list[StudyTrial] = [
-        {
-            "point": dict(trial.point),
-            "kind": trial.kind,
-            "state": "completed" if trial.runs else "failed",
-            "score": result.scores.get(point_key(trial.point)),
-            "runs": [run.run_id for run in trial.runs],
-        }
-        for trial in result.trials
-    ]
-    record = StudyRecord(
-        name=spec.name,
-        axes=list(spec.axes),
-        trials=trials,
-        winner=None if result.best is None else result.best.runs[0].run_id,
-        lr_at_boundary=result.lr_at_boundary,
-        missing=result.missing,
-        select_split=_select_split(result),
-        **spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
-    )
+    record, store = result.record, result.study.store.folder
     path = study_path(store, record.name)
     with suppress(Damaged, FileNotFoundError):
         before = read_report(path, StudyRecord)
@@ -151,17 +115,14 @@ def _mirror(result: StudyResult, storage: "str | BaseStorage") -> None:
     direction = "minimize" if result.spec.mode == "min" else "maximize"
     study = optuna.create_study(storage=storage, study_name=result.study.name, direction=direction, load_if_exists=True)
     known = {point_key(trial.params) for trial in study.get_trials(deepcopy=False)}
-    for trial in result.trials:
-        if point_key(trial.point) in known:
-            continue
-        score = result.scores[point_key(trial.point)]
-        about = {"kind": trial.kind, "seeds": result.spec.seeds, "runs": [run.run_id for run in trial.runs]}
+    for trial in (trial for trial in result.record.trials if point_key(trial["point"]) not in known):
+        axes = {name: distribution(axis, trial["point"][name]) for name, axis in result.spec.axes.items()}
         study.add_trial(
             optuna.trial.create_trial(
-                state=optuna.trial.TrialState.FAIL if score is None else optuna.trial.TrialState.COMPLETE,
-                params=dict(trial.point),
-                distributions={name: distribution(axis, trial.point[name]) for name, axis in result.spec.axes.items()},
-                value=score,
-                user_attrs=about | ({"reason": trial.reason} if trial.reason else {}),
+                state=optuna.trial.TrialState[("FAIL" if trial["score"] is None else "COMPLETE")],
+                params=trial["point"],
+                distributions=axes,
+                value=trial["score"],
+                user_attrs={"kind": trial["kind"], "seeds": result.spec.seeds, "runs": trial["runs"]},
             )
         )
