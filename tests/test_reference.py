@@ -94,8 +94,6 @@ def test_an_own_optimizer_is_compared_with_them_whatever_the_version_of_torch(
     assert board(cli, "--no-reference").keys() == {"mine"}
 
 
-
-
 def test_an_own_run_takes_the_place_of_the_shipped_one_and_more_seeds_join(
     cli: Cli, reference: Path, store: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """`Run` and `Runs`: stored runs as Python objects."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -32,6 +33,7 @@ Columns = Mapping[str, NDArray[np.float64]]
 """Columns of a table by name, shape (rows,) each."""
 
 
+@dataclass(repr=False)
 class Run(Shown):
     """A stored run.
 
@@ -49,8 +51,11 @@ class Run(Shown):
         settings: in dotted form, such as `opt.lr`, `trainer.max_steps`, `task.T` and `seed`.
     """
 
-    def __init__(self, result: RunResult, store: Path) -> None:
-        self.result, self.store = result, store
+    result: RunResult
+    store: Path
+
+    def __post_init__(self) -> None:
+        result = self.result
         self.run_id, self.task, self.opt = result.run_id, result.task, bare(result.config["opt"])
         self.seed: int = result.config["seed"]
         self.status, self.steps, self.seconds = result.status, result.steps, result.wall_s
