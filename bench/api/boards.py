@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,13 +79,10 @@ def requested(folders: Sequence[Path], *, shipped: bool, target: float | None, *
 
 def finite(target: float | str | None) -> float | None:
     """The value of a target; None stays; UserError if it is not a finite number."""
-    try:
-        value = None if target is None else float(target)
-    except (TypeError, ValueError):
-        value = math.nan
-    if value is not None and not math.isfinite(value):
-        raise UserError(f"--target {target}: it is not a finite number")
-    return value
+    with suppress(TypeError, ValueError):
+        if target is None or math.isfinite(float(target)):
+            return target if target is None else float(target)
+    raise UserError(f"--target {target}: it is not a finite number")
 
 
 def explained(chosen: Chosen, row: str, out: Path | None) -> Answer:

@@ -154,16 +154,13 @@ class Study(Shown):
         result: the study's trials and scores, as data.
         store: the folder of its runs.
         folder: to which the winner's settings were written.
-        paths: written files.
         name: of the study; `task` and `opt` are the names of its task and its optimizer.
         score: the winner's median over the seeds of the trials, on the selection split; it is optimistic.
         code: 1 if no trial has a score.
     """
 
-    def __init__(
-        self, result: "StudyResult", store: Path, folder: Path | None = None, paths: Sequence[Path] = ()
-    ) -> None:
-        self.result, self.store, self.folder, self.paths = result, store, folder, paths
+    def __init__(self, result: "StudyResult", store: Path, folder: Path | None = None) -> None:
+        self.result, self.store, self.folder = result, store, folder
         self.name, self.task, self.opt = result.study.name, result.spec.task, result.spec.opt
         self.score, self.code = result.score, int(result.best is None)
 

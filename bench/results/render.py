@@ -31,8 +31,7 @@ def heading(column: Column) -> str:
 
 def word_in(column: Column, row: Row) -> str:
     """The text of a column's value in a row."""
-    value = row.get(column.key)
-    return cell(value if column.form is None or value is None else column.form(value), column.digits)
+    return cell(row.get(column.key), column.digits)
 
 
 def is_numeric(value: Any) -> bool:

@@ -227,7 +227,8 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    k = median_rank(n)
+    # The median is beyond the k-th value only if fewer than k of n fair coins show heads, or tails.
+    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
         return MedianTime(late[(n - 1) // 2], *bounds, last)
@@ -237,14 +238,6 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
     reached_half = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     return MedianTime(float(survival.quantiles[reached_half[0]]) if reached_half.size else math.inf, *bounds, last)
-
-
-def median_rank(n: int) -> int:
-    """The largest k for which the k-th smallest and the k-th greatest of n values bound the median with 95 %.
-
-    The median is outside only if fewer than k of n fair coins show heads, or tails. 0 for fewer than 6 values.
-    """
-    return int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
 
 
 def expected_best(scores: Values, mode: str) -> list[float | None]:
