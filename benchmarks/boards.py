@@ -37,25 +37,24 @@ class Cost(NamedTuple):
 
 
 def measure(quick: bool) -> list[Row]:
-    """The list, the quality board and the report, of a store of mostly trials and of one whose runs are all shown."""
-    seeds = 15 if quick else 312
+    """The list, two boards and the report, of a store of mostly trials and of one whose runs are all shown."""
+    seeds = 15 if quick else 208
     rounds, rows = 1 if quick else 3, []
     for name, trials in (("studies", (seeds - FRESH) // 5), ("no studies", 0)):
         with TemporaryDirectory() as folder:
             store, page = Path(folder) / "runs", Path(folder) / "report.html"
-            runs = fill(store, trials, FRESH if trials else seeds)
-            what = f"of {runs} runs, {name}"
-            board = [command("leaderboard", "--store", str(store), "-o", f"{folder}/board.md") for _ in range(rounds)]
-            report = [command("report", "--store", str(store), "-o", str(page)) for _ in range(rounds)]
-            listed = [command("list", "runs", "--store", str(store)) for _ in range(rounds)]
-            rows += [
-                Row(f"list runs {what}", "-", [cost.seconds for cost in listed], 2, unit=" s"),
-                Row(f"leaderboard --board quality {what}", "-", [cost.seconds for cost in board], 10, unit=" s"),
-                Row("its memory", "-", [cost.gigabytes for cost in board], 2, unit=" GB"),
-                Row(f"report {what}", "-", [cost.seconds for cost in report], 20, unit=" s"),
-                Row("its memory", "-", [cost.gigabytes for cost in report], 2, unit=" GB"),
-                Row("its page", "-", [page.stat().st_size / 1e6], 10, unit=" MB"),
-            ]
+            what = f"of {fill(store, trials, FRESH if trials else seeds)} runs, {name}"
+            commands = {
+                "list runs": (2, ["list", "runs"]),
+                "leaderboard": (3, ["leaderboard", "-o", f"{folder}/board.md"]),
+                "leaderboard --board theory": (3, ["leaderboard", "--board", "theory", "-o", f"{folder}/board.md"]),
+                "report": (10, ["report", "-o", str(page)]),
+            }
+            for title, (seconds, words) in commands.items():
+                costs = [command(*words, "--store", str(store)) for _ in range(rounds)]
+                rows.append(Row(f"{title} {what}", "-", [cost.seconds for cost in costs], seconds, unit=" s"))
+                rows.append(Row("its memory", "-", [cost.gigabytes for cost in costs], 1, unit=" GB"))
+            rows.append(Row("its page", "-", [page.stat().st_size / 1e6], 5, unit=" MB"))
     return rows
 
 
@@ -71,10 +70,7 @@ def command(*words: str) -> Cost:
 def fill(store: Path, trials: int, fresh: int) -> int:
     """Write a store of runs with random results; returns their number.
 
-    Args:
-        store: its folder, which is created.
-        trials: trials of each optimizer on each problem, with five seeds; 0 for no studies.
-        fresh: further runs of each optimizer on each problem.
+    Each optimizer has `trials` trials with five seeds on each problem (0: no study), and `fresh` further runs.
     """
     draw, count = np.random.default_rng(0), 0
     curves = [[columns(draw, name) for _ in range(DIFFERENT)] for name in ("curve", "measurements")]
@@ -99,19 +95,8 @@ def fill(store: Path, trials: int, fresh: int) -> int:
                 write_run(store, base, axis, value, seed, draw, curves, count)
                 count += 1
             if best is not None:
-                record = StudyRecord(
-                    f"{task}-{opt}",
-                    task,
-                    opt,
-                    list(range(1000, 1005)),
-                    [f"opt.{axis}"],
-                    TASKS[task].mode,
-                    "grid",
-                    made,
-                    best["runs"][0],
-                    False,
-                    metric=TASKS[task].metric,
-                )
+                about = (f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid")
+                record = StudyRecord(*about, made, best["runs"][0], False, metric=TASKS[task].metric)
                 path = study_path(store, record.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(asdict(record)), "utf-8")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.boards.attention import SHOWN, against, at_loss, directions, loss_at, over_heads, rate
+from bench.boards.attention import against
+from bench.boards.observations import SHOWN, at_loss, directions, loss_at, over_heads, rate
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of

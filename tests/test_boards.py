@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -13,23 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
 from bench.boards.headline import headlines
-from bench.cli import dispatch as results
 from bench.errors import UserError
-from bench.plots.curves import curves
 from bench.results.group import HUGE
 from bench.results.render import as_json, json_text
 from bench.results.selection import End
 from bench.results.stats import Interval
 from bench.store.block import DONE
 from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS
 from tests.entered import (
     VERSIONS,
     add_tried,
@@ -43,7 +39,6 @@ from tests.entered import (
     seeds,
     study,
 )
-from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 HIGH, LOW = [*A, 0.82, 0.85], [*B, 0.70, 0.74]  # enough seeds for a decision
@@ -178,22 +173,6 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     assert "losses below 1e-16 count as equal to it" in table.notes
 
 
-def test_values_that_are_equal_but_for_rounding_are_ties(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sgd", [x * (1 + 1e-7) for x in HIGH]))
-    row = rows("quality", store)["sgd"]
-    assert (row["won"], row["verdict"], row["effect"].mean) == ("0 of 7 (7 ties)", "no difference found", 0)
-
-
-def test_the_reference_is_the_tuned_one_and_is_named(store):
-    add_tuned(store, "adam", HIGH)
-    keep(store, *seeds("adam", [0.1] * 7), *seeds("sgd", LOW))
-    table = board("quality", store).tables[-1]
-    assert table.columns[3].title == "against adam (tuned)"
-    by_opt = {row["opt"]: row for row in table.rows}
-    assert by_opt["adam"]["settings"] == "tuned"
-    assert by_opt["sgd"]["effect"].mean == pytest.approx(np.median(np.subtract(LOW, HIGH)))
-
-
 def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(store, *seeds("adam", [None] * 7), *seeds("sgd", LOW))
     row = rows("quality", store)["sgd"]
@@ -252,13 +231,6 @@ def test_tuning_noise_comes_from_resampled_tuning_seeds(store):
     assert notes == []
 
 
-def test_tuning_noise_keeps_the_bound_at_the_floor(store):
-    losses = {0.1: [1e-4, 1e-4], 1.0: [1e-3, 1e-3]}
-    add_tried(store, losses, losses, [1e-17, 1e-4], won=0.1, task="synthetic", mode="min")
-    row = rows("quality", store)["adam"]
-    assert (row["final"].bound, row["final_tuned"]) == ("<=", row["final"])
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -279,50 +251,10 @@ def test_a_choice_that_may_diverge_is_not_bounded(store):
     assert widened(store) == ("unbounded: a possible choice has a run without a value", [])
 
 
-def repeat(store: Path, won: float, fresh: list[End], i: int, **changes: Any) -> None:
-    """One of several repeated studies: it tried 0.1, 1 and 10 and chose one of them."""
-    scores = {lr: [0.5 + 0.4 * (lr == won)] * 2 for lr in (0.1, 1.0, 10.0)}
-    add_tried(store, scores, scores, fresh, **{"won": won, "first": 1000 + 10 * i, "name": f"study{i}"} | changes)
-
-
-def test_three_repeated_studies_give_the_interval_of_their_means(store):
-    for i, (won, fresh) in enumerate([(0.1, [0.7, 0.9, 0.8]), (1.0, [0.6, 0.7, 0.65]), (10.0, [0.5, 0.5, 0.5])]):
-        repeat(store, won, list(fresh), i)
-    interval, notes = widened(store)
-    parts = [(np.var([0.8, 0.65, 0.5], ddof=1) / 3, 2), (np.var([0.6, 0.7, 0.65], ddof=1) / 3, 2)]
-    total = sum(of for of, _ in parts)
-    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    half = max(half, reference.t.ppf(0.975, 2) * math.sqrt(parts[0][0]))
-    assert (interval.mean, interval.low, interval.high, interval.n) == pytest.approx(
-        (0.65, max(0, 0.65 - half), min(1, 0.65 + half), 3)
-    )
-    assert notes == []
-
-
 # -- what must not matter ---------------------------------------------------------------------------------------------
 
 CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
 """Both seeds together and the first one choose 0.1, the second one 1."""
-finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=5)
-
-
-@pytest.mark.deep
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(where=st.lists(st.sampled_from(["a", "b", "ab"]), min_size=15, max_size=15), order=st.permutations("ab"))
-def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, where, order):
-    folder = tmp_path_factory.mktemp("stores")
-    runs = [*seeds("adam", A), *seeds("sgd", [0.5, None, 0.5, 0.5, 0.5]), *seeds("adamw", B)]
-    for name in ("a", "b", "all"):
-        (folder / name).mkdir()
-    keep_block(folder / "all", *runs)
-    for run, names in zip(runs, where, strict=True):
-        for name in names:
-            keep(folder / name, run)
-    merged = everything(*(folder / name for name in order))
-    assert merged == everything(folder / "all")
-    assert merged == everything(*(folder / name for name in order), folder / "all")
-
-
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
@@ -355,17 +287,6 @@ def test_the_largest_study_is_shown_and_others_are_named(store):
     (entry,) = collect_from(store).entries
     assert (entry.study and entry.study.name, entry.others_tuned) == ("larger", ["of-adam"])
     assert entry.options["lr"] == 4
-
-
-def test_defaults_that_win_a_study_are_both(store):
-    runs = {1e-3: [make_run("adam", 1000)], 1e-2: [make_run("adam", 1000, words={"opt.lr": 1e-2})]}
-    keep(store, *runs[1e-3], *runs[1e-2], *seeds("adam", A))
-    study(store, {1e-3: 0.5, 1e-2: 0.25}, runs, runs[1e-3][0], seeds=[1000])
-    for choice in ("best", "tuned", "default"):
-        (entry,) = collect_from(store, settings=choice).entries
-        assert (entry.kind, entry.default) == ("tuned", True)
-    (row,) = rows("quality", store).values()
-    assert row["flags"] == ["these are the defaults"]
 
 
 def test_a_study_that_gives_no_row_is_named(store):
@@ -476,95 +397,12 @@ def test_the_best_of_a_sweep_has_no_verdict(store):
     ]
 
 
-def test_settings_with_different_seeds_are_chosen_by_nobody(store):
-    for i, lr in enumerate((0.2, 0.20000001)):
-        keep(store, *seeds("adam", A, first=10 * i, words={"opt.lr": lr}))
-    assert "adam is not shown, since it has 2 settings by hand" in collect_from(store).notes[0]
-    assert [entry.name for entry in collect_from(store, settings="all").entries] == [
-        "adam (lr 0.2)",
-        "adam (lr 0.20000001)",
-    ]
-
-
 def test_sweep_settings_compete_on_their_common_seeds(store):
     for lr, group in {0.1: [0.5] * 8, 0.2: [0.9] * 7, 0.3: [0.4] * 12, 0.4: [1.0]}.items():
         keep(store, *seeds("adam", group, 0 if lr < 0.4 else 50, words={"opt.lr": lr}))
     row = rows("quality", store)["adam"]
     assert (row["settings"], row["n"], row["final"].mean) == ("best of 3", 7, 0.9)
     assert any("adam" in note and "1 further setting" in note for note in collect_from(store).notes)
-    every = board("quality", store, settings="all").tables[-1].rows
-    assert [row["n"] for row in every if "one of 3 settings" in row["flags"]] == [7, 8, 12]
-
-
-SPY = """
-import pathlib
-(pathlib.Path(__file__).parent / "carried-out").touch()
-from torch.optim import SGD as X
-Thing = X
-"""
-seen: list[str] | None = None
-"""Records what the process imports and opens, unless it is None."""
-
-
-@sys.addaudithook
-def _see(event: str, values: tuple[Any, ...]) -> None:
-    if seen is not None and event in ("import", "open"):
-        seen.append(f"{event} {values[0]}")
-
-
-@pytest.mark.deep
-def test_runs_of_plug_ins_are_shown_without_the_plug_ins(store, tmp_path, monkeypatch):
-    (tmp_path / "somebody").mkdir()
-    for path in (tmp_path / "somebody" / "tasks.py", tmp_path / "evil.py"):
-        path.write_text(SPY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("BENCH_STORE", str(store))
-    thing, columns = "somebody.tasks:Thing", CURVE_FIELDS
-    for opt, name, finals in (("adam", None, A), ("sgd", "evil.py:X", B), ("sps", f"{tmp_path}/evil.py:Y", A)):
-        runs = seeds(opt, finals, name=name, on=thing)
-        for run in runs:
-            curve, measured = {column: [1.0, 2.0] for column in columns}, {"step": [0, 20], "alignment": [0.5, 1.0]}
-            put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: measured}})
-    winner = make_run("sgd", 1000, name="evil.py:X", on=thing)
-    keep(store, winner)
-    study(store, {0.1: 0.5, 1.0: 0.25}, {0.1: [winner]}, winner, opt="evil.py:X", task=thing)
-    global seen
-    seen = []
-    try:
-        for words in (
-            ["leaderboard", "--board", "all", "-o", "board.json"],
-            ["report", "-o", "report.html"],
-            ["plot", "curves", "-o", "curves.png"],
-            ["leaderboard", "--task", "somebody.tasks:Thing", "--opt", "elsewhere/evil.py:X", "-o", "own.json"],
-        ):
-            assert results(words) == 0
-    finally:
-        found_, seen = seen, None
-    assert found_
-    assert not [
-        item
-        for item in found_
-        if item.startswith(("import somebody", "import evil")) or item.endswith(("evil.py", "tasks.py"))
-    ]
-    assert [name for name in sys.modules if "somebody" in name or "evil" in name] == []
-    assert [path.name for path in tmp_path.rglob("carried-out")] == []
-    boards = {item["board"]: item for item in json.loads(Path("board.json").read_text())}
-    (table,) = boards["quality"]["tables"]
-    assert table["title"] == "somebody.tasks:Thing, max_steps 100"
-    assert [(row["opt"], row["settings"], row["n"]) for row in table["rows"]] == [
-        ("adam", "default", 5),
-        ("evil.py:Y", "default", 5),
-        ("evil.py:X", "tuned", 5),
-    ]
-    assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.85"
-    assert (
-        "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
-        in Path("report.html").read_text()
-    )
-    assert curves(collect_from(store), "raw_step").panels[0].lines
-    (group,) = json.loads(Path("own.json").read_text())[0]["tables"]
-    assert [row["opt"] for row in group["rows"]] == ["evil.py:X"]
 
 
 @pytest.mark.parametrize(
@@ -731,14 +569,6 @@ def test_a_timeout_before_the_target_gives_no_verdict(store):
         "adam": "reference",
         "sgd": "not compared: a time limit ended runs before the target",
     }
-
-
-def test_a_reference_with_settings_survives_filters(cli, store):
-    put(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 7, words={"opt.lr": lr})))
-    put(store, *seeds("adam", [0.9 + 0.001 * i for i in range(7)]))
-    words = ("leaderboard", "--store", store, "--no-reference", "--settings", "all", "--json")
-    (table,) = json.loads(cli(*words, "--reference", "sgd (lr 0.1)", "--opt", "adam").out)[0]["tables"]
-    assert {row["opt"]: row["verdict"] for row in table["rows"]}["adam"] == "better"
 
 
 # -- headline ---------------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import yaml
 
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from tests.entered import collect_from, make_run, seeds
+from tests.entered import collect_from, seeds
 from tests.stored import add_study, put
 from tools import publish, schedules, thinning
 
@@ -47,15 +46,6 @@ def test_a_thinned_store_keeps_results_and_some_rows_of_curves(tmp_path: Path) -
     assert measured == [0, 8]  # evenly and log-spaced rows coincide
 
 
-@pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])
-def test_a_thinned_table_keeps_both_ends(rows: int) -> None:
-    for points in (2, 3, 10):
-        kept = thinning.rows_kept(rows, points)
-        assert kept == sorted({*kept})
-        assert (kept[0], kept[-1]) == (0, rows - 1)
-        assert len(kept) == rows if rows <= points else len(kept) <= points
-
-
 def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_reference(tmp_path: Path) -> None:
     constant, arms = tmp_path / "constant", tmp_path / "arms"
     fill(constant, dict.fromkeys(CONSTANT, 0.0))
@@ -71,43 +61,6 @@ def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_refere
     assert rows["adamw"].endswith("| reference |")
     assert rows["sgd"].endswith("| worse |")
     assert schedules.page(collect_from(constant), None) is None
-
-
-def test_a_method_without_runs_at_a_constant_rate_is_not_compared(tmp_path: Path) -> None:
-    constant, arms = tmp_path / "constant", tmp_path / "arms"
-    fill(constant, {"adamw": 0.0})
-    fill(arms, {"adam": 0.05, "adamw": 0.0}, COSINE)
-    page = schedules.page(collect_from(constant), collect_from(arms))
-    assert page is not None
-    assert "not compared: adam" in page
-
-
-def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped = tmp_path / "reference" / "runs"
-    monkeypatch.setattr(publish, "FOLDER", shipped)
-    fill(shipped, {"adam": 0.0, "sgd": 0.0})
-    fill(shipped, {"adam": 0.1}, COSINE)
-    put(shipped, make_run("adam", task="cifar10"))
-    before = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
-    publish._withdraw({("mnist", "cosine")})
-    left = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
-    assert left == {run_id: arm for run_id, arm in before.items() if arm != ("mnist", "cosine")}
-    assert set(left.values()) == {("mnist", "constant"), ("cifar10", "constant")}
-
-
-def test_constant_rates_and_schedules_are_published_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = tmp_path / "reference" / "runs"
-    monkeypatch.setattr(publish, "FOLDER", shipped)
-    fill(shipped, dict.fromkeys(CONSTANT, 0.0))
-    assert publish.shown().arms is None
-    fill(shipped, {"adam": 0.1}, COSINE)
-    there = publish.shown()
-    assert there.arms is not None
-    assert {entry.opt for entry in there.all.entries} == {*CONSTANT}
-    assert [entry.opt for entry in there.arms.entries] == ["adam"]
-    assert len({problem.key for own in (there.all, there.arms) for problem in own.problems}) == 2
 
 
 def test_the_readme_has_findings_and_a_mark_for_each_verdict(tmp_path: Path) -> None:

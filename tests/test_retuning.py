@@ -13,9 +13,9 @@ from scipy import stats as reference
 
 from bench.boards.quality import TUNING_NOISE
 from bench.results import stats
-from bench.results.retuning import REPEATS, draws, repeated_interval, tuning_variance, winners
+from bench.results.retuning import draws, tuning_variance, winners
 from bench.results.selection import Mode, best_index, equal_below, seed_median
-from tools.statistics import repeated_coverage, retuned_coverage
+from tools.statistics import retuned_coverage
 
 ends = st.none() | st.integers(0, 20).map(lambda x: x / 20)
 
@@ -77,22 +77,6 @@ def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
     assert result.high - result.low == pytest.approx(welch.high - welch.low)
 
 
-def test_over_repeated_studies_fresh_seeds_vary_too() -> None:
-    fresh = np.array([0.7, 0.8, 0.9, 0.75, 0.6])
-    studies = [dict(enumerate(fresh + shift)) for shift in (-0.001, 0.0, 0.001)]
-    parts = [(np.var([-0.001, 0, 0.001], ddof=1) / 3, 2), (np.var(fresh, ddof=1) / 5, 4)]
-    total = sum(of for of, _ in parts)
-    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    result = repeated_interval(studies)
-    assert (result.mean, result.high, result.n) == pytest.approx((0.75, 0.75 + half, 3))
-    assert half == pytest.approx(stats.t_interval(fresh).high - 0.75, rel=1e-3)
-    disjoint = [{(i, seed): value for seed, value in values.items()} for i, values in enumerate(studies)]
-    assert repeated_interval(disjoint).high < result.high  # 15 seeds are more precise than 5
-    logs = repeated_interval([{0: 1.0, 1: 100.0}, {0: 10.0, 1: 10.0}, {0: 1000.0, 1: 1000.0}], log=True)
-    assert (logs.mean, logs.n) == (pytest.approx(10 ** (5 / 3)), 3)
-    assert logs.low > 0
-
-
 @pytest.mark.parametrize(("noise", "optimum", "correlation"), [(1, 0, 1), (1, 0, 0.5), (3, 0.5, 1)])
 def test_with_the_noise_of_tuning_more_tunings_are_covered(noise: float, optimum: float, correlation: float) -> None:
     plain, ours = retuned_coverage(3, noise, optimum, correlation, [10], 1000)
@@ -101,14 +85,7 @@ def test_with_the_noise_of_tuning_more_tunings_are_covered(noise: float, optimum
     assert ours > 0.84
 
 
-@pytest.mark.parametrize("correlation", [0, 0.5, 0.9])
-def test_over_repeated_studies_all_tunings_are_covered(correlation: float) -> None:
-    assert 0.92 <= repeated_coverage(3, 1, 0, 5, correlation, 1000) <= 0.985
-
-
 def test_the_column_says_what_the_simulation_found() -> None:
     page = Path("results/statistics/README.md").read_text("utf-8").partition("## The noise of tuning")[2]
-    said = re.findall(r"(\d+)% to (\d+)%", page)[:3]
-    ours, plain, repeated = [f"{low} to {high} %" for low, high in said]
-    assert re.findall(r"\d+ to \d+ %", TUNING_NOISE) == [repeated, ours, plain]
-    assert f"if there are {REPEATS}," in TUNING_NOISE
+    shares = [f"{low} to {high} %" for low, high in re.findall(r"(\d+)% to (\d+)%", page)[:2]]
+    assert re.findall(r"\d+ to \d+ %", TUNING_NOISE) == shares

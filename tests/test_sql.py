@@ -76,13 +76,12 @@ def test_runs(filled):
     ]  # fmt: skip
 
 
-def test_settings_versions_and_metrics_are_json(filled):
-    query = (
-        "select (settings->>'opt.lr')::double, (settings->>'opt.max_step')::double, settings->>'seed',"
-        " settings->>'trainer.max_steps', versions->>'suite', (metrics->'final'->>'loss')::double"
-        " from runs where run_id = 'a'"
-    )
-    assert rows(query, filled) == [(0.5, float("inf"), "1", "3", "0.1.0", 0.25)]
+def test_fresh_seeds_of_a_study_are_none_of_its_trials(filled):
+    add_run(filled, "d", plan="study s")
+    add_run(filled, "e", plan="study without a record")
+    assert rows("select study from runs where run_id in ('d', 'e') order by run_id", filled) == [
+        (None,), ("without a record",)
+    ]  # fmt: skip
 
 
 def test_curves_of_runs_of_their_own_and_of_blocks(filled):
@@ -122,13 +121,6 @@ def test_views_of_an_empty_store_have_their_columns(store):
         assert answer.names == list(kinds)
         assert answer.kinds == [kind.upper() for kind in kinds.values()]
         assert list(answer.rows) == []
-
-
-def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
-    monkeypatch.setattr(bench.browse.sql, "_parquet", None)
-    assert rows("select count(*) from runs", filled) == [(3,)]
-    with pytest.raises(TypeError):
-        rows("select count(*) from curves", filled)
 
 
 def test_a_run_in_progress_is_seen(store):
@@ -235,14 +227,6 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["-- all\nselect 1 as a", "--all\nselect 1 as a", "select 1 as a; -- 'one;'", "select 1 /* é; */ as a;; /* b; */"],
-)
-def test_a_query_may_have_comments(cli, filled, query):
-    assert strict_json(cli("sql", query, "--json").out) == [{"a": 1}]
-
-
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_a_query_that_computes(filled):
     query = "select count(*) from range(100000000000) a, range(1000) b"
@@ -255,20 +239,13 @@ def test_ctrl_c_ends_a_query_that_computes(filled):
         assert process.wait(30) == 130
 
 
-@pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("sql", "from runs")])
-def test_no_torch_is_needed(filled, words):
-    program = (
-        "import sys\nfrom bench.cli import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    heavy = {'torch', 'lightning', 'altair', 'optuna'} & set(sys.modules)\n"
-        "    assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_loaded_runs_are_data_frames(filled):
     loaded = bench.load(filled)
     assert list(loaded.runs().query("status == 'completed'")["run_id"]) == ["a"]
     assert loaded.curves().groupby("run_id")["loss"].mean().to_dict() == {"a": 0.375, "b": 0.5, "c": 0.5}
     assert {"run_id", "step", "train_s"} <= {*loaded.evaluations().columns}
+
+
+def test_merging_a_folder_without_runs_says_so(cli, filled, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert f"note: {tmp_path / 'empty'} has no runs" in cli("merge", tmp_path / "empty", filled).err

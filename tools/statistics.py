@@ -15,7 +15,7 @@ from scipy.stats import binom, nct
 
 from bench.results import stats
 from bench.results.render import markdown_table
-from bench.results.retuning import repeated_interval, tuning_variance
+from bench.results.retuning import tuning_variance
 from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins
 from bench.results.table import Table
 
@@ -274,50 +274,21 @@ def retuned_coverage(
     return (held / repeats).ravel().tolist()
 
 
-def repeated_coverage(
-    studies: int, noise: float, optimum: float, fresh: int, correlation: float, repeats: int = 4_000
-) -> float:
-    """Share of intervals over repeated studies of 3 tuning seeds that contain the mean reported value.
-
-    Args:
-        studies: their number; they share fresh seeds.
-        noise: standard deviation between seeds.
-        optimum: its position on the grid.
-        fresh: number of fresh seeds.
-        correlation: between the runs of one fresh seed at two settings.
-        repeats: simulations.
-    """
-    rng, true, held = np.random.default_rng([studies, int(10 * noise)]), expected(3, noise, optimum), 0
-    chosen = tunings(rng, repeats * studies, 3, noise, optimum, 1)[2].reshape(repeats, studies)
-    alone, common = rng.normal(0, noise, (repeats, len(SETTINGS), fresh)), rng.normal(0, noise, (repeats, 1, fresh))
-    of_seeds = math.sqrt(correlation) * common + math.sqrt(1 - correlation) * alone
-    values = ((SETTINGS - optimum) ** 2)[:, None] + of_seeds
-    for own, row in zip(chosen, values, strict=True):
-        found = repeated_interval([dict(enumerate(row[index])) for index in own])
-        held += found.low <= true <= found.high
-    return held / repeats
-
-
 def retuning_lines() -> list[str]:
     """The coverage of intervals with the noise of tuning, as Markdown."""
     optima = {"at a setting": 0.0, "between two": 0.5}
     cases = [
         (f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items() for where, at in optima.items()
     ]
-    tuning, fresh, designs = (2, 3, 5), (5, 10, 20), [(k, n) for k in (3, 5) for n in (5, 10, 20)]
+    tuning, fresh = (2, 3, 5), (5, 10, 20)
     rows = [
         (f"{name}, correlation {of:g}", [x for s in tuning for x in retuned_coverage(s, noise, at, of, fresh)])
         for name, noise, at in cases
         for of in (1, 0.5)
     ]
-    over = [
-        (f"{name}, correlation {of:g}", [repeated_coverage(k, noise, at, n, of) for k, n in designs])
-        for name, noise, at in cases
-        for of in (0, 0.5, 0.9)
-    ]
-    plain, ours, several = (
+    plain, ours = (
         f"{min(map(min, of)):.0%} to {max(map(max, of)):.0%}"
-        for of in ([row[::2] for _, row in rows], [row[1::2] for _, row in rows], [row for _, row in over])
+        for of in ([row[::2] for _, row in rows], [row[1::2] for _, row in rows])
     )
     return [
         "## The noise of tuning (4,000 simulations)",
@@ -333,13 +304,6 @@ def retuning_lines() -> list[str]:
         " Coverage is lowest where tuning rarely misses a clear optimum, since most studies then show no other"
         " choice, and highest where neighbouring settings are equally good, since the noise of their runs then counts"
         " as noise of the choice.",
-        "",
-        "Over repeated studies (S = 3) with the same n fresh seeds; studies that choose the same setting share its"
-        " runs, and"
-        " the runs of one seed at two settings have this correlation:",
-        "",
-        *table([f"{k} studies, n = {n}" for k, n in designs], over),
-        f"These cover {several}.",
         "",
     ]
 

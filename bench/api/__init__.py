@@ -278,8 +278,8 @@ def leaderboard(
 
     Args:
         board: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds
-            to the target), theory (alignment, rates), attention (runs with --trainer.observe) or all; without one, the
-            verdicts of all optimizers on all tasks (in a file: quality).
+            to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
+            of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
         explain: explain this row instead: search space, trials, split, cost, reductions, commands.
         format: format on standard output (default: table); a file's is that of its ending.
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
@@ -290,7 +290,7 @@ def leaderboard(
     file = a.path_of("out", out)
     kind = boards.format_of_boards(file, format)
     names = a.names_of("board", board)
-    check_known("board", names or [], [*boards.BOARD_NAMES, "all"])
+    check_known("board", [name for name in names or [] if ":" not in name], [*boards.BOARD_NAMES, "all"])
     chosen = _chosen(choice, target)
     if explain is not None:
         return boards.explained(chosen, explain, file)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.api.boards import reading
 from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
@@ -43,24 +44,19 @@ def runs(
 ) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
-    from bench.results.render import shown as as_lines
+    from bench.results.render import shown
     from bench.store.stores import Stores
 
     check_known("status", status or [], listing.STATUSES)
     begun = listing.since(since) if since else ""
     stores = Stores(existing_stores(folders))
-    filters = partial(listing.Filters, task or [], opt or [], status or [], begun)
-    lines = listing.lines(stores, filters(each=every)) if stores.runs else []
+    with reading():
+        selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
+    lines = listing.lines(stores, selected, fold=not every)
     code = warn_of(stores)
-    if lines:
-        text = as_lines(listing.table(lines))
-    else:
-        text = [clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")]
-
-    def data() -> list[dict[str, Any]]:
-        return listing.as_json(listing.lines(stores, filters(each=True)) if stores.runs else [], stores)
-
-    return Answer(data, text, code)
+    none = clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")
+    text = shown(listing.table(lines)) if lines else [none]
+    return Answer(partial(listing.as_json, selected, stores), text, code)
 
 
 def _shown(stores: str, folders: Sequence[Path]) -> str:
@@ -76,36 +72,21 @@ def studies(folders: Sequence[Path]) -> Answer:
     from bench.store.stores import Stores
 
     stores = Stores(existing_stores(folders))
-    rows = [
-        {
-            "study": study.name,
-            "task": study.task,
-            "opt": study.opt,
-            "trials": len(study.trials),
-            "missing": study.missing,
-            "best": None if study.winning_point is None else options_text(study.winning_point),
-            "score": study.score,
-        }
-        for study in stores.studies
-    ]
-    lines = [
-        (
-            row["study"],
-            f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}",
-            "no winner" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}",
-        )
-        for row in rows
-    ]
+    rows: list[dict[str, Any]] = []
+    lines: list[tuple[str, ...]] = []
+    for study in stores.studies:
+        best = None if study.winning_point is None else options_text(study.winning_point)
+        counts = {"trials": len(study.trials), "missing": study.missing}
+        rows.append({"study": study.name, "task": study.task, "opt": study.opt, **counts})
+        rows[-1] |= {"best": best, "score": study.score}
+        result = "no winner" if study.score is None else f"best {best}: {study.score:.4g}"
+        lines.append((study.name, f"{len(study.trials)} of {counted(sum(counts.values()), 'trial')}", result))
     none = [clean(f"no studies in {_shown('', folders)}")]
     return Answer(rows, shown(Table.of([""] * 3, lines)) if rows else none, warn_of(stores))
 
 
 def show(name: str, folders: Sequence[Path]) -> Answer:
-    """What has this name.
-
-    Raises:
-        UserError: nothing has it.
-    """
+    """What has this name; UserError if nothing has it."""
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
@@ -120,26 +101,24 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
         return Answer(task_json(TASKS[name]), [describe_task(TASKS[name])])
     path = Path(name)
     places = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(folders)
-    likely = name.count("/") != 1 or path.is_absolute()  # experiments are PAPER/EXPERIMENT, and importing them is slow
-    if likely and (run := _run(path.name, places)) is not None:
+    is_experiment = name.count("/") == 1 and not path.is_absolute()  # PAPER/EXPERIMENT; importing them is slow
+    if not is_experiment and (run := _run(path.name, places)) is not None:
         return run
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
         value = {"kind": "experiment", "name": name} | load(name).model_dump(mode="json")
         return Answer(value, [f"# run it: bench reproduce {name}", experiments()[name].read_text("utf-8").rstrip()])
-    if not likely and (run := _run(path.name, places)) is not None:
+    if is_experiment and (run := _run(path.name, places)) is not None:
         return run
     from bench.store.stores import Stores
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
         return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
-    broken = [each for each in stores.damaged if path.name in each.path.parts]
-    if broken:
+    if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
-    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
-    if begun:
+    if begun := [run_id for run_id in stores.blocks if run_id.startswith(path.name)]:
         raise unknown("run", path.name, begun[:1], f" in {stores.shown}")
     near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
     if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
@@ -152,13 +131,12 @@ def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]
     from bench.results.render import shown
     from bench.results.selection import GAP, above_infimum
     from bench.results.table import Table
-    from bench.text import options_text, seeds_in_words
+    from bench.text import seeds_in_words
 
     metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
     rows = [
-        ("*" * (study.winner in trial["runs"]), options_text(trial["point"]), trial["kind"], trial["state"])
-        + (trial["score"],)
-        for trial in study.trials
+        ("*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], t["state"], t["score"])
+        for t in study.trials
     ]
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
@@ -174,5 +152,5 @@ def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:
         return None
     from bench.browse import show
 
-    run, store = min(stored, key=lambda each: not each[0].finished)
+    run, store = min(stored, key=lambda copy: not copy[0].finished)
     return Answer(show.as_json(run, store), show.lines(run, store))

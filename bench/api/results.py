@@ -42,22 +42,13 @@ class Table(Shown):
     first: str | None = field(default=None, repr=False)
 
     @property
-    def title(self) -> str:
-        """One line."""
-        return "; ".join(board.title for board in self.boards)
-
-    @property
     def rows(self) -> list[dict[str, Any]]:
         """All rows as strict JSON: numbers are finite or None, intervals are mean, low, high and n.
 
         `table` is the title of the row's table.
         """
-        return [
-            {"table": table["title"], **row}
-            for board in self.as_json()
-            for table in board["tables"]
-            for row in table["rows"]
-        ]
+        tables = (table for board in self.as_json() for table in board["tables"])
+        return [{"table": table["title"], **row} for table in tables for row in table["rows"]]
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -155,7 +146,6 @@ class Sweep(Shown):
         return self.table._repr_html_()
 
 
-@dataclass(frozen=True)
 class Study(Shown):
     """Result of tuning.
 
@@ -163,32 +153,15 @@ class Study(Shown):
         result: the study's trials and scores, as data.
         store: the folder of its runs.
         folder: to which the winner's settings were written.
-        paths: written files.
+        name: of the study; `task` and `opt` are the names of its task and its optimizer.
+        score: the winner's median over the seeds of the trials, on the selection split; it is optimistic.
+        code: 1 if no trial has a score.
     """
 
-    result: "StudyResult" = field(repr=False)
-    store: Path
-    folder: Path | None = None
-    paths: Sequence[Path] = ()
-    name: str = field(init=False)
-
-    @property
-    def code(self) -> int:
-        """1 if no trial has a score."""
-        return int(self.result.best is None)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.result.study.name)
-
-    @property
-    def task(self) -> str:
-        """The name of its task."""
-        return self.result.spec.task
-
-    @property
-    def opt(self) -> str:
-        """The name of its optimizer."""
-        return self.result.spec.opt
+    def __init__(self, result: "StudyResult", store: Path, folder: Path | None = None) -> None:
+        self.result, self.store, self.folder = result, store, folder
+        self.name, self.task, self.opt = result.study.name, result.spec.task, result.spec.opt
+        self.score, self.code = result.score, int(result.best is None)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -200,11 +173,6 @@ class Study(Shown):
         if self.result.best is None:
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
         return self.result.hyperparameters
-
-    @property
-    def score(self) -> float | None:
-        """The winner's median over the seeds of the trials, on the selection split; it is optimistic."""
-        return self.result.score
 
     @cached_property
     def trials(self) -> Runs:
@@ -218,11 +186,7 @@ class Study(Shown):
 
     @property
     def sweep(self) -> Sweep:
-        """Dependence of the trials' results on the searched settings.
-
-        Raises:
-            UserError: no trial has ended.
-        """
+        """Dependence of the trials' results on the searched settings; UserError if no trial has ended."""
         return Sweep(self.trials, self.result.analyse())
 
     def figure(self) -> "alt.TopLevelMixin":
@@ -276,15 +240,11 @@ class Comparison(Shown):
     @property
     def code(self) -> int:
         """1 if an optimizer has no winner."""
-        return int(any(study.result.best is None for study in self.studies.values()))
+        return max((study.code for study in self.studies.values()), default=0)
 
     @property
     def table(self) -> Table:
-        """The board `quality`.
-
-        Raises:
-            UserError: no winner has run on fresh seeds.
-        """
+        """The board `quality`; UserError if no winner has run on fresh seeds."""
         if not self.ranking.boards:
             raise UserError("no winner has run on fresh seeds yet")
         return Table(self.ranking.boards)
@@ -297,19 +257,14 @@ class Comparison(Shown):
         """
         chart = self.ranking.forest
         if chart is None or not chart.drawn:
-            raise UserError(
-                "nothing to draw: " + ("no fresh seeds" if chart is None else "; ".join(chart.panels[0].notes))
-            )
+            raise UserError(f"nothing to draw: {'; '.join(chart.panels[0].notes) if chart else 'no fresh seeds'}")
         return chart.altair()
 
     def as_json(self) -> dict[str, Any]:
         """Studies, boards and verdicts."""
-        from bench.tuning.summary import as_json as study_json
-
-        studies = [study_json(study.result) for study in self.studies.values()]
-        return {
-            "out": self.folder, "studies": studies, "boards": as_json(self.ranking.boards), "said": [*self.verdicts]
-        }  # fmt: skip
+        studies = [{k: v for k, v in study.as_json().items() if k != "out"} for study in self.studies.values()]
+        boards, verdicts = as_json(self.ranking.boards), [*self.verdicts]
+        return {"out": self.folder, "studies": studies, "boards": boards, "said": verdicts}
 
     def __str__(self) -> str:
         from bench.tuning.summary import result_lines

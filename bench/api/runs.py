@@ -1,7 +1,7 @@
 """`Run` and `Runs`: stored runs as Python objects."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -13,8 +13,7 @@ from bench.boards.collect import facts
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown, unknown_run
 from bench.output import Shown
-from bench.results.render import html_fragment
-from bench.results.render import shown as as_lines
+from bench.results.render import html_fragment, shown
 from bench.results.table import Board, Column, Table
 from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
@@ -25,81 +24,45 @@ from optimizers.plugins import bare
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
-    import pyarrow as pa
 
     from bench.results.group import Measure
     from bench.results.stats import Interval
 
-_SEEDS = ("seed", "data_seed")
 Columns = Mapping[str, NDArray[np.float64]]
 """Columns of a table by name, shape (rows,) each."""
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Run(Shown):
     """A stored run.
 
     Attributes:
         result: its record, with all fields.
         store: its folder.
+        task: the name of its task.
+        opt: the name of its optimizer; for a class from a file, without the folder.
+        status: how it ended, `completed`, `diverged`, `timeout`, `failed` or `killed`; or `running`.
+        metric: split and name of the compared metric, such as `test accuracy`.
+        final: that metric at the last step; None if the run has no value.
+        best: that metric at the best step on the selection split; None if the run has no value.
+        steps: number of optimizer steps taken.
+        seconds: from the first step to the end, evaluation included.
+        settings: in dotted form, such as `opt.lr`, `trainer.max_steps`, `task.T` and `seed`.
     """
 
-    result: RunResult = field(repr=False)
+    result: RunResult
     store: Path
-    run_id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "run_id", self.result.run_id)
+        result = self.result
+        self.run_id, self.task, self.opt = result.run_id, result.task, bare(result.config["opt"])
+        self.seed: int = result.config["seed"]
+        self.status, self.steps, self.seconds = result.status, result.steps, result.wall_s
+        self.metric, self.final, self.best = f"{result.split} {result.metric}".strip(), result.final, result.best
+        self.settings = settings_of(result.config)
 
-    @property
-    def task(self) -> str:
-        """The name of its task."""
-        return self.result.task
-
-    @property
-    def opt(self) -> str:
-        """The name of its optimizer; for a class from a file, without the folder."""
-        return bare(self.result.config["opt"])
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return self.result.config["seed"]
-
-    @property
-    def status(self) -> str:
-        """How it ended, `completed`, `diverged`, `timeout`, `failed` or `killed`; or `running`."""
-        return self.result.status
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All its settings in dotted form, such as `opt.lr`, `trainer.max_steps`, `task.T` and `seed`."""
-        return settings_of(self.result.config)
-
-    @property
-    def metric(self) -> str:
-        """Split and name of the compared metric, such as `test accuracy`."""
-        return f"{self.result.split} {self.result.metric}".strip()
-
-    @property
-    def final(self) -> float | None:
-        """That metric at the last step; None if the run has no value."""
-        return self.result.final
-
-    @property
-    def best(self) -> float | None:
-        """That metric at the best step on the selection split; None if the run has no value."""
-        return self.result.best
-
-    @property
-    def steps(self) -> int:
-        """Number of optimizer steps taken."""
-        return self.result.steps
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the first step to the end, evaluation included."""
-        return self.result.wall_s
+    def __repr__(self) -> str:
+        return f"<Run: {self.run_id}, {self.status}>"
 
     @cached_property
     def tables(self) -> Mapping[str, Columns]:
@@ -152,7 +115,7 @@ class Run(Shown):
 
 
 class Runs(Sequence[Run]):
-    """Stored runs: a sequence with filters and conversion to a table.
+    """Stored runs: a sequence with filters and conversion to DataFrames.
 
     Args:
         runs: in their order.
@@ -180,10 +143,10 @@ class Runs(Sequence[Run]):
             IndexError: the index is out of range.
         """
         if isinstance(key, str):
-            found = next((run for run in self._runs if run.run_id == key), None)
-            if found is None:
-                raise unknown_run(key, (run.run_id for run in self._runs), "these runs")
-            return found
+            by_id = {run.run_id: run for run in self._runs}
+            if key not in by_id:
+                raise unknown_run(key, by_id, "these runs")
+            return by_id[key]
         return Runs(self._runs[key], self.damaged) if isinstance(key, slice) else self._runs[key]
 
     def filter(self, **settings: Any) -> "Runs":
@@ -197,18 +160,16 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: no run has a setting with this name.
         """
-        own = [facts(run.result) | {"task": run.task, "opt": run.opt} for run in self._runs]
-        for name in settings if own else ():
-            if not any(name in each for each in own):
-                raise unknown("setting", name, sorted({known for each in own for known in each}))
-        return Runs(
-            [
-                run
-                for run, known in zip(self._runs, own, strict=True)
-                if all(name in known and _is_any_of(known[name], value) for name, value in settings.items())
-            ],
-            self.damaged,
-        )
+        known = [facts(run.result) | {"task": run.task, "opt": run.opt} for run in self._runs]
+        names = sorted({name for values in known for name in values})
+        for name in settings if known else ():
+            if name not in names:
+                raise unknown("setting", name, names)
+
+        def matches(values: Mapping[str, Any]) -> bool:
+            return all(name in values and _is_any_of(values[name], value) for name, value in settings.items())
+
+        return Runs([run for run, values in zip(self._runs, known, strict=True) if matches(values)], self.damaged)
 
     @property
     def mean(self) -> "Interval | None":
@@ -220,44 +181,13 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: the runs differ in more than their seeds, so their mean has no meaning.
         """
-        alike = {tuple((k, word_of(v)) for k, v in run.settings.items() if k not in _SEEDS) for run in self._runs}
-        if len(alike) > 1:
+        seeds = ("seed", "data_seed")
+        if len({tuple((k, word_of(v)) for k, v in run.settings.items() if k not in seeds) for run in self._runs}) > 1:
             raise UserError("these runs differ in more than their seeds; choose some with `filter` before `mean`")
         return _mean_of([run.result for run in self._runs])[1] if self._runs else None
 
-    def table(self) -> "pa.Table":
-        """The runs as an Arrow table, one row per run; `.to_pandas()` converts it if pandas is installed.
-
-        Columns: `run_id`, `task`, `opt`, `seed`, `status`, `metric`, `final`, `best`, `best_step`, `steps`, `seconds`,
-        `engine`, `begun`, and each setting in dotted form. Missing settings are null. Lists, and settings with values
-        of several types, are text.
-        """
-        import pyarrow as pa
-
-        kinds: dict[str, pa.DataType] = {
-            "run_id": pa.string(),
-            "task": pa.string(),
-            "opt": pa.string(),
-            "seed": pa.int64(),
-            "status": pa.string(),
-            "metric": pa.string(),
-            "final": pa.float64(),
-            "best": pa.float64(),
-            "best_step": pa.int64(),
-            "steps": pa.int64(),
-            "seconds": pa.float64(),
-            "engine": pa.string(),
-            "begun": pa.string(),
-        }
-        rows = [{name: _fact(run, name) for name in kinds} for run in self._runs]
-        columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
-        settings = [run.settings for run in self._runs]
-        for name in sorted({name for own in settings for name in own} - columns.keys()):
-            columns[name] = pa.array(_alike([own.get(name) for own in settings]))
-        return pa.table(columns)
-
     def runs(self) -> "pd.DataFrame":
-        """A row for each run: the view `runs` of `bench sql`."""
+        """A row for each run: the view `runs` of `bench sql`, with a column for each setting in dotted form."""
         return self._frame("runs")
 
     def curves(self) -> "pd.DataFrame":
@@ -284,22 +214,29 @@ class Runs(Sequence[Run]):
             raise UserError("there are no runs to draw")
         from bench.plots.curves import of_runs
 
-        named = [(_label(run, self._runs), run.opt, run.tables, run.result.validations) for run in self._runs]
-        return of_runs(", ".join(sorted({run.task for run in self._runs})), named, column).altair()
+        values = [{name: word_of(value) for name, value in run.settings.items()} for run in self._runs]
+        names = dict.fromkeys(name for of_run in values for name in of_run if name not in ("opt", "data_seed"))
+        differing = [name for name in names if len({of_run.get(name) for of_run in values}) > 1]
+        lines = []
+        for run, of_run in zip(self._runs, values, strict=True):
+            words = [f"{name.partition('.')[2] or name} {of_run[name]}" for name in differing if name in of_run]
+            lines.append((", ".join([run.opt, *words]), run.opt, run.tables, run.result.validations))
+        return of_runs(", ".join(sorted({run.task for run in self._runs})), lines, column).altair()
 
     def __repr__(self) -> str:
         return f"<Runs: {counted(len(self), 'run')}>"
 
     def __str__(self) -> str:
-        return "\n".join(as_lines(self._shown()))
+        return "\n".join(shown(self._table()))
 
     def _repr_html_(self) -> str:
-        return html_fragment([Board("runs", counted(len(self), "run"), [self._shown()])])
+        return html_fragment([Board("runs", counted(len(self), "run"), [self._table()])])
 
-    def _shown(self) -> Table:
-        own = [Column("run_id", "run"), *(Column(name, name) for name in ("task", "opt", "seed", "status", "metric"))]
-        own += [Column("final", "final"), Column("steps", "steps"), Column("seconds", "time", unit="s")]
-        return Table("", own, [{column.key: _fact(run, column.key) for column in own} for run in self._runs])
+    def _table(self) -> Table:
+        titles = {"run_id": "run", "seconds": "time (s)"}
+        names = ("run_id", "task", "opt", "seed", "status", "metric", "final", "steps", "seconds")
+        columns = [Column(name, titles.get(name, name)) for name in names]
+        return Table("", columns, [{name: getattr(run, name) for name in names} for run in self._runs])
 
 
 class SeedRuns(Runs, Shown):
@@ -316,21 +253,19 @@ class SeedRuns(Runs, Shown):
         }
 
     def __str__(self) -> str:
-        results = [run.result for run in self]
-        (measure, mean), first = _mean_of(results), results[0]
-        seconds = Column("wall_s", "time", unit="s", form=lambda seconds: f"{seconds:.1f}")
-        rows = ((run.config["seed"], run.status, run.final, run.steps, run.wall_s, run.run_id) for run in results)
-        table = Table.of(["seed", "status", f"{first.split} {first.metric}", "steps", seconds, "run"], rows)
+        (measure, mean), first = _mean_of([run.result for run in self]), self[0]
+        rows = [(run.seed, run.status, run.final, run.steps, f"{run.seconds:.1f}", run.run_id) for run in self]
+        table = Table.of(["seed", "status", first.metric, "steps", Column("s", "time (s)", side="right"), "run"], rows)
         if mean is None:
-            words = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
+            words = f"no mean: {sum(run.status == 'diverged' for run in self)} of {len(self)} seeds diverged"
         elif mean.n == 1:
             words = f"{measure.words} {cell(mean)} with one seed, so there is no interval"
         else:
             kind = "in the geometric mean" if measure.log else "on average"
             words = f"{measure.words} {cell(mean)} {kind} over {mean.n} seeds"
             words += ", with 95 % t-interval" * (not mean.bound)
-        remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
-        return "\n".join([*as_lines(table), words, *remarks])
+        remarks = dict.fromkeys(f"note: {remark}" for run in self for remark in remarks_on(run.result))
+        return "\n".join([*shown(table), words, *remarks])
 
 
 def _mean_of(results: Sequence[RunResult]) -> "tuple[Measure, Interval | None]":
@@ -338,36 +273,11 @@ def _mean_of(results: Sequence[RunResult]) -> "tuple[Measure, Interval | None]":
     from bench.results.group import Group, final
     from bench.results.selection import above_infimum
 
-    first = results[0]
-    measure = final(first.metric, first.mode, above_infimum(results), split=first.split)
+    measure = final(results[0].metric, results[0].mode, above_infimum(results), split=results[0].split)
     return measure, measure.mean(Group.of(results))
 
 
 def _is_any_of(known: Any, wanted: Any) -> bool:
     """Whether a setting has this value, or one of several; tuples equal lists."""
     several = [wanted, *wanted] if isinstance(wanted, list | set) else [wanted]
-    return any(known == (list(each) if isinstance(each, tuple) else each) for each in several)
-
-
-def _fact(run: Run, name: str) -> Any:
-    return getattr(run, name) if hasattr(Run, name) or name == "run_id" else getattr(run.result, name)
-
-
-def _alike(values: list[Any]) -> list[Any]:
-    """Values of one type; as text if types are mixed or not plain."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
-        return [value if value is None else float(value) for value in values] if float in kinds else values
-    if len(kinds) == 1 and kinds <= {bool, str}:
-        return values
-    return [None if value is None else word_of(value) for value in values]
-
-
-def _label(run: Run, among: Sequence[Run]) -> str:
-    """Legend entry of a run: its optimizer and the settings in which these runs differ."""
-    every = [each.settings for each in among]
-    names = [name for own in every for name in own if name not in ("opt", "data_seed")]
-    differing = [name for name in dict.fromkeys(names) if len({word_of(own.get(name)) for own in every}) > 1]
-    own = run.settings
-    words = [f"{name.partition('.')[2] or name} {word_of(own[name])}" for name in differing if name in own]
-    return ", ".join([run.opt, *words])
+    return any(known == (list(value) if isinstance(value, tuple) else value) for value in several)

@@ -108,7 +108,7 @@ def tune(
     paths: list[Path] = []
     if folder is not None and result.best is not None:
         paths = suites.write(folder, [result], shlex.join(command or ["bench.tune"]))
-    return Study(result, study.places["store"], folder if paths else None, tuple(paths))
+    return Study(result, study.places["store"], folder if paths else None)
 
 
 def suite(

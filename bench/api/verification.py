@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from bench.config.plugins import allowed
-from bench.config.run_config import RunConfig, resolve, settings_of
+from bench.config.run_config import resolve, settings_of
 from bench.config.values import reference_folder
 from bench.errors import UserError
 from bench.output import Answer, note, warn_of
@@ -34,33 +34,27 @@ _SAME = ("torch", "lightning", "numpy", "timm", "transformers")
 
 
 class Judged(NamedTuple):
-    """Result of a repeated run.
-
-    Attributes:
-        run: the claimed run.
-        again: the repeated run; None if it was not trained.
-        verdict: on the claimed result.
-        why: the reason in words.
-    """
+    """A claimed run, the repeated one (None if it was not trained), the verdict, and why."""
 
     run: RunResult
     again: RunResult | None
     verdict: Verdict
     why: str
 
+    def as_json(self) -> dict[str, Any]:
+        """The verdict with both values."""
+        run, again = ({"status": run.status, "value": _value(run)} if run else None for run in (self.run, self.again))
+        names = {"run_id": self.run.run_id, "task": self.run.task, "opt": bare(self.run.config["opt"])}
+        names |= {"seed": self.run.config["seed"]}
+        return {**names, "verdict": self.verdict, "why": self.why, "claimed": run, "again": again}
+
 
 def verify(
     path: Path | None, runs: int, seed: int | None, tasks: list[str] | None, opts: list[str] | None, data: Path
 ) -> Answer:
-    """Repeat runs; exit code 1 if one was refuted or is damaged, or none could be repeated.
+    """Repeat `runs` runs of a store (None: the reference results), drawn with this seed; data sets are in `data`.
 
-    Args:
-        path: a store; None for the reference results.
-        runs: their number.
-        seed: of the random sample.
-        tasks: only of these.
-        opts: only of these.
-        data: folder of the data sets.
+    Exit code 1 if one was refuted or is damaged, or none could be repeated.
 
     Raises:
         UserError: there is nothing to verify.
@@ -92,9 +86,11 @@ def verify(
             note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 raise KeyboardInterrupt
-    repeated = [each for each in judged if each.again is not None]
-    refuted = not repeated or any(each.verdict == "refuted" for each in repeated)
-    return Answer([_as_json(each) for each in judged], shown(_table(judged)), int(code or refuted))
+    repeated = [judgement for judgement in judged if judgement.again is not None]
+    refuted = not repeated or any(judgement.verdict == "refuted" for judgement in repeated)
+    rows, heads = [judgement.as_json() for judgement in judged], ["task", "opt", "seed", "run_id", "verdict", "why"]
+    table = Table.of(heads, [[row[name] for name in heads] for row in rows])
+    return Answer(rows, shown(table), int(code or refuted))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
@@ -112,18 +108,18 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         chaotic = any(other.status != run.status for other in others)
         verdict: Verdict = "undecided" if chaotic and not exact else "refuted"
         return verdict, f"it is {again.status} here, and was {run.status}" + " as other seeds are" * chaotic
-    claimed, found = _value(run), _value(again)
-    if claimed is None or found is None:
-        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of the two has a value")
-    words = f"{found:.6g} here, {claimed:.6g} claimed"
-    if abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
+    claimed, value = _value(run), _value(again)
+    if claimed is None or value is None:
+        return ("confirmed", run.status) if claimed == value else ("refuted", "only one of the two has a value")
+    words = f"{value:.6g} here, {claimed:.6g} claimed"
+    if abs(value - claimed) <= ROUNDING * max(abs(value), abs(claimed)):
         if exact:
             return "undecided", f"{words}: not bit for bit, although processor and versions are the same"
         return "confirmed", f"{words}, which is rounding"
     noise = _noise(others)
     if noise is None:
         return "undecided", f"{words}; fewer than 2 other seeds of these settings give no estimate of the noise"
-    if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
+    if abs(_scaled(run, value) - _scaled(run, claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
         return "undecided", f"{words}, within the spread over seeds, although processor and versions are the same"
@@ -133,41 +129,29 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
 def _judged(
     run: RunResult, runs: Sequence[RunResult], named: Mapping[str, list[str]], places: Mapping[str, Path]
 ) -> Judged:
-    try:
-        config = _config(run, named, places)
-    except UserError as error:
-        return Judged(run, None, "undecided", str(error))
-    if config.run_id != run.run_id:
-        return Judged(run, None, "undecided", "its task or optimizer has a different version here")
+    """Train a run again and judge it; undecided if it names code that the user has not named."""
     from bench.config.checks import check_places
     from bench.train.runner import run as train
 
+    recorded, what = {kind: run.config[kind] for kind in ("task", "opt")}, ""
     try:
+        names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
+        config = resolve({**settings_of(run.config), **names, **places}, recorded=True)
+        if config.run_id != run.run_id:
+            return Judged(run, None, "undecided", "its task or optimizer has a different version here")
+        what = "it cannot be trained here: "
         check_places([config])
         again = train(config)
     except UserError as error:
-        return Judged(run, None, "undecided", f"it cannot be trained here: {error}")
+        return Judged(run, None, "undecided", f"{what}{error}")
     if again.status == "killed":
         return Judged(run, again, "undecided", "stopped")
-    others = [other for other in runs if other.run_id != run.run_id and _settings(other) == _settings(run)]
-    return Judged(run, again, *judge(run, again, [other for other in others if other.finished]))
 
+    def settings(run: RunResult) -> Any:
+        return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
 
-def _config(run: RunResult, named: Mapping[str, list[str]], places: Mapping[str, Path]) -> RunConfig:
-    """The configuration of a run, with folders of this machine.
-
-    Raises:
-        UserError: it names code that the user has not named, or an unknown option.
-    """
-    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
-    names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
-    settings = settings_of(run.config) | names
-    return resolve({**settings, **places}, recorded=True)
-
-
-def _settings(run: RunResult) -> Any:
-    """A run's configuration except its seeds."""
-    return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
+    others = [r for r in runs if r.finished and r.run_id != run.run_id and settings(r) == settings(run)]
+    return Judged(run, again, *judge(run, again, others))
 
 
 def _determined(run: RunResult, again: RunResult) -> bool:
@@ -195,25 +179,3 @@ def _noise(runs: Sequence[RunResult]) -> float | None:
     if len(values) < 2:
         return None
     return float(stdtrit(len(values) - 1, 1 - ERROR / 2)) * math.sqrt(2) * statistics.stdev(values)
-
-
-def _as_json(each: Judged) -> dict[str, Any]:
-    again = each.again and {"status": each.again.status, "value": _value(each.again)}
-    return {
-        "run_id": each.run.run_id,
-        "task": each.run.task,
-        "opt": bare(each.run.config["opt"]),
-        "seed": each.run.config["seed"],
-        "verdict": each.verdict,
-        "why": each.why,
-        "claimed": {"status": each.run.status, "value": _value(each.run)},
-        "again": again,
-    }
-
-
-def _table(judged: Sequence[Judged]) -> Table:
-    rows = [
-        (each.run.task, bare(each.run.config["opt"]), each.run.config["seed"], each.run.run_id, each.verdict, each.why)
-        for each in judged
-    ]
-    return Table.of(("task", "optimizer", "seed", "run", "verdict", "why"), rows)

@@ -4,6 +4,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from bench.boards.entries import (
@@ -28,13 +29,13 @@ from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
-from bench.text import cell, counted, is_number, word_of
+from bench.text import cell, counted
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
-from tasks import TASKS
 
 NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
+_MORE = "--settings all shows all"
 
 Tables = Callable[[str], Mapping[str, Columns]]
 """A run's tables by its id, as `Store.tables` gives them."""
@@ -86,18 +87,15 @@ class Collected:
         Empty if that is all of them.
         """
         opts = {entry.opt for entry in self.chosen}
-        own = opts - {*OPTIMIZERS.own}
-        own = own or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
-        return frozenset(own if own != opts else ())
+        ours = opts - {*OPTIMIZERS.own} or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
+        return frozenset(ours if ours != opts else ())
 
     def excluded(self, problem: Problem) -> dict[str, str]:
         """Optimizers without a row on a problem, since their study has no winner, and why."""
-        rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
-        reasons = {}
+        rows, reasons = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}, {}
         for study, why in self.unranked:
             run = next(iter(self.trial_runs(study)), None)
-            is_here = study.winner is None and run is not None and problem_key(run) == problem.key
-            if is_here and bare(study.opt) not in rows:
+            if study.winner is None and run and problem_key(run) == problem.key and bare(study.opt) not in rows:
                 reasons[bare(study.opt)] = why
         return reasons
 
@@ -120,8 +118,7 @@ class Collected:
         name, best = self.reference or problem.reference, self._references(problem)
         if best:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
-        count = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
-        if count:
+        if count := sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all):
             some = f"it has {counted(count, 'setting')}, of which none was chosen"
             return f"the reference {name} is not shown ({some}): choose another with --reference"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
@@ -160,17 +157,11 @@ def collect(
 ) -> Collected:
     """The entries of some stores.
 
-    Args:
-        stores: of runs and studies.
-        tasks: names to keep; None for all.
-        opts: likewise; the reference is read too, but not shown.
-        only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` selects the tuned settings; else the best of several with
-            the same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
-            `default` or `all` selects these.
-        mixed_versions: allow runs of several versions together.
-        reference: as in `Collected`.
-        target: as in `Collected`.
+    Only those of `tasks` and `opts` are shown, None for all; the reference is read even if it is not shown. `only` has
+    settings in dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each
+    optimizer on each problem, `best` selects the tuned ones; else the best of several with the same seeds, as from a
+    sweep; else the defaults, else settings by hand if there is only one; `tuned`, `default` or `all` selects these.
+    `mixed_versions` allows runs of several versions together; `reference` and `target` are as in `Collected`.
 
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
@@ -179,17 +170,16 @@ def collect(
         broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
-    notes: list[str] = []
-    runs = _of_these_versions(stores.runs, stores.shipped, notes)
+    runs, notes = stores.runs, list[str]()
     by_id = {run.run_id: run for run in runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     stores.refuse_unknown(tasks, opts, runs)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     read = None if opts is None else {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
 
-    def is_of(run: RunResult, names: Collection[str] | None) -> bool:
-        config = run.config
-        return (tasks is None or bare(config["task"]) in tasks) and (names is None or bare(config["opt"]) in names)
+    def is_of(subject: StudyRecord | RunResult, opts: Collection[str] | None) -> bool:
+        names = subject.config if isinstance(subject, RunResult) else vars(subject)
+        return (tasks is None or bare(names["task"]) in tasks) and (opts is None or bare(names["opt"]) in opts)
 
     runs = _filtered([run for run in runs if is_of(run, read)], only or {}, stores.shipped, by_id.values())
     if not any(is_of(run, opts) for run in runs):
@@ -198,24 +188,19 @@ def collect(
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
         entry.excluded = capped(entry.study, by_id)
-    used = {run.run_id for entry in entries for run in entry.runs.values()}
-    tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
-    kinds = {run.run_id: (bare(run.config["task"]), bare(run.config["opt"])) for run in runs if run.run_id not in used}
-    left = [run for run in runs if run.run_id in kinds and kinds[run.run_id] not in tuned]
-    cut = Counter(name for run in left if (name := planned_study(run)) is not None)
-    notes += [f"the study {name} has not ended: {counted(n, 'run')} left out" for name, n in sorted(cut.items())]
+    notes += _cut_studies(runs, entries, stores.studies)
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
-    mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
+    studies = [study for study in stores.studies if is_of(study, opts)]
     if only:  # it may exclude the runs of a study
-        mine = [study for study in mine if study.winner is None and study.run_ids & by_id.keys()]
-    unranked = [(study, why) for study in mine if (why := _why_no_row(study, entries, by_id))]
+        studies = [study for study in studies if study.winner is None and study.run_ids & by_id.keys()]
+    unranked = [(study, why) for study in studies if (why := _why_no_row(study, entries, by_id))]
     notes += [f"{s.task}: {s.opt} has no row from its study {s.name}: {why}" for s, why in unranked]
     for group in _by_problem(chosen).values():
+        count = Counter(entry.opt for entry in group)
         for entry in group:
-            several = sum(other.opt == entry.opt for other in group) > 1
-            entry.name = f"{entry.opt} ({differing(entry, group)})" if several else entry.opt
+            entry.name = f"{entry.opt} ({differing(entry, group)})" if count[entry.opt] > 1 else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes)
@@ -225,6 +210,16 @@ def capped(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> int:
     """The number of trials that are excluded because a cap set nearly all of their steps."""
     trials = study.trials if study else []
     return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials)
+
+
+def _cut_studies(runs: Iterable[RunResult], entries: Iterable[Entry], studies: Iterable[StudyRecord]) -> list[str]:
+    """A note on each study that has not ended."""
+    used = {run.run_id for entry in entries for run in entry.runs.values()}
+    tuned = {(bare(study.task), bare(study.opt)) for study in studies}
+    left = [run for run in runs if run.run_id not in used and planned_study(run) is not None]
+    left = [run for run in left if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
+    cut = Counter(planned_study(run) for run in left)
+    return [f"the study {name} has not ended: {counted(cut[name], 'run')} left out" for name in sorted(map(str, cut))]
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
@@ -252,24 +247,24 @@ def _filtered(
     for name in only:
         if name not in names:
             raise unknown("setting of --only", name, sorted(names - {"status"}))
+    wanted = {name: _comparable(word) for name, word in only.items()}
     of_libraries = {f"versions.{name}" for name in LIBRARIES}
-
-    def equals(value: Any, word: str) -> bool:
-        if is_number(value):
-            try:
-                return float(word) == value or word == word_of(value)  # 1e3 is 1000
-            except ValueError:
-                return False
-        if isinstance(value, list | tuple):  # as they are typed: 0.9,0.99
-            words = parts(word.strip("[]() "))
-            return len(words) == len(value) and all(map(equals, value, words))
-        return str(value).lower() == word.lower()
 
     def has(run: RunResult) -> bool:
         values, free = facts(run), of_libraries if run.run_id in shipped else ()
-        return all(name in free or (name in values and equals(values[name], word)) for name, word in only.items())
+        return all(name in free or (name in values and _comparable(values[name]) == wanted[name]) for name in only)
 
     return [run for run in runs if has(run)]
+
+
+def _comparable(value: Any) -> Any:
+    """A setting, or the word for it, in a form that compares them: 1e3 is 1000, and 0.9,0.99 a list of two numbers."""
+    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
+        return [_comparable(v) for v in (parts(value.strip("[]() ")) if isinstance(value, str) else value)]
+    try:
+        return str(value).lower() if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return str(value).lower()
 
 
 def facts(run: RunResult) -> dict[str, Any]:
@@ -294,58 +289,55 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
 
 def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
     """The entries at these settings (see `collect`), with notes on those left out."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
     chosen: list[Entry] = []
     swept: dict[str, list[str]] = {}
-    more = "--settings all shows all"
-    for group in groups.values():
-        finished, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
-        start = f"{problem.name}: {opt}"
+
+    def place(entry: Entry) -> tuple[str, str, str]:
+        return entry.problem.key, entry.opt, entry.source
+
+    for (_, opt, _), of_place in groupby(entries, place):
+        group = list(of_place)
+        problem, finished = group[0].problem.name, [entry for entry in group if entry.runs]
+        start = f"{problem}: {opt}"
         if not finished:
             counts = sum((entry.others for entry in group), Counter[str]())
-            notes.append(f"{problem.name}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
+            notes.append(f"{problem}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
         if settings == "all":
-            searched, _ = _search([entry for entry in finished if entry.kind != "tuned"])
-            for entry in searched:
-                entry.one_of = len(searched)
             chosen += finished
             continue
         kind = min((entry.kind for entry in finished), key=KINDS.index) if settings == "best" else settings
+        best = [entry for entry in finished if (entry.default if settings == "default" else entry.kind == kind)]
         searched, seeds = _search(finished) if settings == "best" and kind != "tuned" else ([], set[Seed]())
-        best = [entry for entry in finished if (entry.default if kind == settings == "default" else entry.kind == kind)]
         if kind == "tuned" and best:
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
-            mine = [e for e in finished if e.kind == "by hand" and e.shipped < len(e.runs)]
-            if settings == "best" and mine:
-                left_out = f"{counted(len(mine), 'setting')} set by hand or swept"
-                notes.append(f"{start} is shown at its tuned settings, without {left_out}; {more}")
+            by_hand = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished)
+            if settings == "best" and by_hand:
+                left_out = f"{counted(by_hand, 'setting')} set by hand or swept"
+                notes.append(f"{start} is shown at its tuned settings, without {left_out}; {_MORE}")
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         elif searched:
             best = [_best_of(searched, seeds)]
-            swept.setdefault(problem.name, []).append(opt)
+            swept.setdefault(problem, []).append(opt)
             if rest := len(finished) - len(searched):
-                notes.append(
-                    f"{start}: {counted(rest, 'further setting')} with other seeds were not considered; {more}"
-                )
+                others = counted(rest, "further setting")
+                notes.append(f"{start}: {others} with other seeds were not considered; {_MORE}")
         elif settings == "best" and kind == "default" and (rest := len(finished) - len(best)):
             left_out = f"{counted(rest, 'other setting')} set by hand"
-            notes.append(f"{start} is shown at its defaults, without {left_out}: tune it; {more}")
+            notes.append(f"{start} is shown at its defaults, without {left_out}: tune it; {_MORE}")
         if len(best) == 1:
             chosen += best
         elif best:
             notes.append(
                 f"{start} is not shown, since it has {len(best)} settings by hand and no rule to choose one: tune it"
-                f" (bench tune --task {problem.task} --opt {opt}); {more}"
+                f" (bench tune --task {best[0].problem.task} --opt {opt}); {_MORE}"
             )
         else:
             notes.append(f"{start} is not shown: it has no {kind} settings")
     notes += [
         f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
-        f" optimistic, so there is no verdict: bench tune chooses on other seeds; {more}"
+        f" optimistic, so there is no verdict: bench tune chooses on other seeds; {_MORE}"
         for problem, opts in swept.items()
     ]
     return chosen
@@ -372,27 +364,6 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
     entry.best_of = len(searched)
     return entry
-
-
-def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], notes: list[str]) -> list[RunResult]:
-    """The runs, without reference results made with other versions of a task or an optimizer."""
-    kept, old = [], Counter[str]()
-    for run in runs:
-        here = {
-            "task": TASKS.own.get(bare(run.config["task"])),
-            "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
-            "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST))),
-        }
-        other = [kind for kind, spec in here.items() if spec is not None and spec.version != run.versions.get(kind)]
-        if run.run_id in shipped and other:
-            old[run.task] += 1
-        else:
-            kept.append(run)
-    notes += [
-        f"{task}: {counted(n, 'reference run')} left out, made with other versions of the task or the optimizer"
-        for task, n in sorted(old.items())
-    ]
-    return kept
 
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:

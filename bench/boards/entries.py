@@ -60,10 +60,10 @@ class Entry(Group):
 
     `kind` is `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`; `default` says whether these are
     the default settings, which may have won a study too. `source` is a digest of a source that may change under one
-    name and version. It was chosen from `best_of` settings on the shown seeds, or is `one_of` several with these seeds.
-    `studies` are those that it won, the largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere`
-    says that none is in these stores. `twice` counts seeds with several runs, `shipped` reference results, `excluded`
-    settings that a cap excluded. `conformance` is the verdict of `bench check`: `pass`, or the names of failed checks.
+    name and version. It was chosen from `best_of` settings on the shown seeds. `studies` are those that it won, the
+    largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere` says that none is in these stores.
+    `shipped` counts reference results, `excluded` settings that a cap excluded. `conformance` is the verdict of `bench
+    check`: `pass`, or the names of failed checks.
     """
 
     problem: Problem
@@ -74,9 +74,7 @@ class Entry(Group):
     source: str = ""
     studies: list[StudyRecord] = field(default_factory=list)
     best_of: int = 0
-    one_of: int = 0
     others_tuned: list[str] = field(default_factory=list)
-    twice: int = 0
     shipped: int = 0
     excluded: int = 0
     tuned_elsewhere: bool = False
@@ -91,16 +89,17 @@ class Entry(Group):
     @property
     def refused(self) -> str | None:
         """The reason why its settings are not comparable, or None: for example, they were chosen by another metric."""
-        if self.study is not None and self.study.metric and self.study.metric != self.problem.metric:
-            return f"tuned for {self.study.metric}"
-        chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
-        if "train" in chosen_on and any(run.split not in ("", "train") for run in self.runs.values()):
+        study, runs = self.study, self.runs.values()
+        if study is not None and study.metric and study.metric != self.problem.metric:
+            return f"tuned for {study.metric}"
+        chosen_on = {study.select_split} if study else {run.tuned_on for run in runs}
+        if "train" in chosen_on and any(run.split not in ("", "train") for run in runs):
             return "tuned on training data and compared on held-out data"
-        if self.study is not None and self.excluded and len(self.study.trials) - self.excluded < 2:
+        if study is not None and self.excluded and len(study.trials) - self.excluded < 2:
             return "its cap excluded all tried settings but one"
-        if self.kind == "tuned" and is_capped(self.runs.values()):
-            return "its cap sets the step, as in SGD with a fixed step"
-        return None
+        return (
+            "its cap sets the step, as in SGD with a fixed step" if self.kind == "tuned" and is_capped(runs) else None
+        )
 
     @property
     def study(self) -> StudyRecord | None:
@@ -122,24 +121,26 @@ def entries_of(
     tuning_seeds: dict[str, set[int]] = {}
     for study in studies:
         tuning_seeds.setdefault(study.name, set()).update(study.seeds)
-    places = _Places()
+    problems: dict[str, Problem] = {}
+    known: dict[str, Place] = {}
     winners: dict[Place, list[StudyRecord]] = {}
     for study in studies:
-        winner = by_id.get(study.winner or "")
-        if winner is not None:
-            winners.setdefault(places.of(winner), []).append(study)
+        if (winner := by_id.get(study.winner or "")) is not None:
+            winners.setdefault(_place(winner, known, problems), []).append(study)
     entries: dict[Place, Entry] = {}
     for run in runs:
-        place, seed, planned = places.of(run), run.config["seed"], planned_study(run)
+        if run.run_id in trials:
+            continue
+        place, seed, planned = _place(run, known, problems), run.config["seed"], planned_study(run)
         won = winners.get(place, [])
         # A study without a record has not ended, so its runs count only at settings that another study chose.
         cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
-        if run.run_id in trials or cut or any(seed in study.seeds for study in won):
+        if cut or any(seed in study.seeds for study in won):
             continue
         if place not in entries:
             default = not any(name.startswith("opt.") for name in run.chosen)
             entries[place] = Entry(
-                problem=places.problems[place[0]],
+                problem=problems[place[0]],
                 opt=place[1],
                 options=run.config["opt_options"],
                 kind="tuned" if won else "default" if default else "by hand",
@@ -151,7 +152,6 @@ def entries_of(
         if not run.finished:
             entry.others[run.status] += 1
         else:  # prefer a full budget, then newer versions, then the first by name, whatever the order of files
-            entry.twice += stored is not None
             if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
                 entry.runs[seed_of(run)] = run
         if run.tuned_by and entry.kind == "by hand":
@@ -170,23 +170,21 @@ Place = tuple[str, str, str, str]
 """Problem, optimizer, source and settings, as keys."""
 
 
-class _Places:
-    """The places of runs, cached: ten thousand runs have few distinct ones."""
-
-    def __init__(self) -> None:
-        self.problems: dict[str, Problem] = {}
-        self._known: dict[str, Place] = {}
-
-    def of(self, run: RunResult) -> Place:
-        task, opt, options = (run.config[name] for name in ("task", "opt", "opt_options"))
-        package = str(run.versions.get("opt_package"))
-        text = json.dumps([task, opt, options, package, *_of_problem(run)])
-        if text not in self._known:
-            key = problem_key(run)
-            self.problems.setdefault(key, _problem(key, bare(task), run))
-            # A changed file is another optimizer.
-            self._known[text] = key, bare(opt), package if "file" in package else "", _text(options)
-        return self._known[text]
+def _place(run: RunResult, known: dict[str, Place], problems: dict[str, Problem]) -> Place:
+    """The place of a run; places are kept in `known`, since thousands of runs have few, and problems by key."""
+    opt, options, package = run.config["opt"], run.config["opt_options"], str(run.versions.get("opt_package"))
+    text = json.dumps([run.config["task"], opt, options, package, *_of_problem(run)])
+    if text not in known:
+        key = problem_key(run)
+        words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
+        name = ", ".join([run.task, *words, *[f"not the whole task: {run.part}"] * bool(run.part)])
+        reference = default_reference(run.config["trainer"].get("batch_size"))
+        task, part, metric = bare(run.config["task"]), run.part, run.metric
+        problem = Problem(key, name, task, part, metric, run.mode, run.target, run.measures, reference)
+        problems.setdefault(key, problem)
+        # A changed file is another optimizer.
+        known[text] = key, bare(opt), package if "file" in package else "", _text(options)
+    return known[text]
 
 
 def problem_key(run: RunResult) -> str:
@@ -203,28 +201,15 @@ def _text(value: Any) -> str:
     return json.dumps(comparable(value), sort_keys=True)
 
 
-def _problem(key: str, task: str, run: RunResult) -> Problem:
-    words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
-    words += [f"not the whole task: {run.part}"] * bool(run.part)
-    name = ", ".join([run.task, *words])
-    reference = default_reference(run.config["trainer"].get("batch_size"))
-    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, reference)
-
-
 def _distinguish(entries: Iterable[Entry]) -> None:
     """Add distinguishing words to problems with the same name but different tasks."""
-    same: dict[str, dict[str, Problem]] = {}
+    problems = {entry.problem.key: entry.problem for entry in entries}
     for entry in entries:
-        same.setdefault(entry.problem.name, {})[entry.problem.key] = entry.problem
-    renamed: dict[str, Problem] = {}
-    for namesakes in same.values():
+        namesakes = [problem for problem in problems.values() if problem.name == problems[entry.problem.key].name]
         for what in ("task", "metric", "mode", "target", "measures"):
-            if len({getattr(problem, what) for problem in namesakes.values()}) > 1:
-                for key, problem in namesakes.items():
-                    name = f"{renamed.get(key, problem).name}, {what} {cell(getattr(problem, what))}"
-                    renamed[key] = replace(problem, name=name)
-    for entry in entries:
-        entry.problem = renamed.get(entry.problem.key, entry.problem)
+            if len({getattr(problem, what) for problem in namesakes}) > 1:
+                name = f"{entry.problem.name}, {what} {cell(getattr(entry.problem, what))}"
+                entry.problem = replace(entry.problem, name=name)
 
 
 def differing(entry: Entry, entries: Sequence[Entry]) -> str:

@@ -20,11 +20,7 @@ SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton
 
 
 def explain(collected: Collected, name: str) -> list[dict[str, Any]]:
-    """Explanation of the rows with this name, or of this optimizer.
-
-    Raises:
-        UserError: there is no such row.
-    """
+    """Explanation of the rows with this name, or of this optimizer; UserError if there is no such row."""
     rows = [explained(entry, collected) for entry in collected.entries if name in (entry.name, entry.opt)]
     if not rows:
         raise unknown("row", name, sorted({entry.name for entry in collected.entries}))

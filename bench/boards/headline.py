@@ -17,9 +17,8 @@ def _headline(collected: Collected, problem: Problem) -> str:
     metric, verdicts, reason = judged(collected, problem)
     ordered, ref = verdicts.ordered(collected.problems[problem]), verdicts.ref
     if ref is None:
-        first = next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None)
         best = "no entry has a comparable mean"
-        if first is not None:
+        if first := next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None):
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
         return f"{best}; no verdicts, since {collected.no_reference(problem)}."

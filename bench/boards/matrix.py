@@ -68,10 +68,9 @@ def summary(collected: Collected) -> str:
     rows, problems = matrix(collected), [*collected.problems]
     ours = {entry.name for entry in collected.chosen if entry.opt in collected.ours}
     theirs = [problem for problem in problems if ours and not any(problem in rows.get(name, {}) for name in ours)]
-    columns = [
-        Column(p.key, name, wraps=True) for p, name in short_names([p for p in problems if p not in theirs]).items()
-    ]
-    table = Table("verdicts, and means over seeds", [NAME, *columns], [])
+    names = short_names([problem for problem in problems if problem not in theirs])
+    columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
+    table = Table("verdicts, and means over seeds", columns, [])
     for name, verdicts in rows.items():
         cells = {problem.key: f"{verdict.mark} {verdict.short}".strip() for problem, verdict in verdicts.items()}
         table.rows.append({"opt": f"{'● ' * (name in ours)}{name}", **cells})
@@ -97,6 +96,6 @@ def short_names(problems: Sequence[Problem]) -> dict[Problem, str]:
     names = {}
     for problem in problems:
         several = [{*other.name.split(", ")} for other in problems if other.task == problem.task]
-        own = [part for part in problem.name.split(", ")[1:] if any(part not in parts for parts in several)]
-        names[problem] = ", ".join([problem.name.partition(", ")[0], *own])
+        first, *parts = problem.name.split(", ")
+        names[problem] = ", ".join([first, *(part for part in parts if any(part not in other for other in several))])
     return names

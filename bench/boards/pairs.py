@@ -30,9 +30,8 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     refused: dict[str, str] = {}
     sound: list[Entry] = []
     for entry in verdicts.ordered(entries):
-        why = entry.refused or verdicts.obstacle(entry) or ("selected on these seeds" if entry.best_of else None)
-        if not why and len(sound) <= MOST_ROWS:
-            why = "".join(coinciding(entry, sound))
+        why = entry.refused or verdicts.obstacle(entry) or "selected on these seeds" * bool(entry.best_of)
+        why = why or ("".join(coinciding(entry, sound)) if len(sound) <= MOST_ROWS else "")
         if why:
             refused[entry.name] = why
         else:

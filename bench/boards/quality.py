@@ -20,15 +20,13 @@ from bench.boards.shared import (
 )
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
-from bench.results.retuning import REPEATS
 from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 from bench.text import CONVERGED, listed
 
 TUNING_NOISE = (
-    f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
-    " from its one study. In simulations the interval covers 90 to 98 % over repeated"
-    " studies and 74 to 98 % from one; the plain interval covers 63 to 96 %"
+    "mean over repetitions of the whole tuning with other seeds, estimated by resampling the tuning seeds. In"
+    " simulations the interval covers 74 to 98 %; the plain interval covers 63 to 96 %"
 )
 """Help of the column; the numbers are from `results/statistics`."""
 _BEST = "the same at the step that is best on the selection split: secondary and optimistic"

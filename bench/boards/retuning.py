@@ -1,12 +1,10 @@
-"""The noise of tuning of an entry, from stored studies and runs of trials."""
-
-from typing import Any
+"""The noise of tuning of an entry, from its stored study and the runs of its trials."""
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
 from bench.boards.shared import lost
-from bench.results.group import Measure, Seed
-from bench.results.retuning import REPEATS, Ends, repeated_interval, retuned_interval
+from bench.results.group import Measure
+from bench.results.retuning import Ends, retuned_interval
 from bench.results.selection import above_infimum, equal_below, is_capped, seed_median, selected
 from bench.results.stats import Interval
 from bench.store.record import RunResult
@@ -23,66 +21,28 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
         The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
         the reason.
     """
-    study = entry.study
+    study, metric = entry.study, entry.problem.metric
     if entry.kind != "tuned" or study is None:
         return None, "its study is not in these stores" if entry.kind == "tuned" else None
-    if study.metric and study.metric != entry.problem.metric:
+    if study.metric and study.metric != metric:
         return None, f"tuned for {study.metric}"
-    repeats = _repetitions(collected, entry, study)
-    if len(repeats) >= REPEATS:
-        values = [by_seed for e in repeats if (by_seed := _by_seed(measure, e)) is not None]
-        if len(values) < len(repeats):
-            return next(lost(e) for e in repeats if _by_seed(measure, e) is None), None
-        every = [value for by_seed in values for value in by_seed.values()]
-        return measure.within(repeated_interval(values, log=measure.log), every), None
-    fresh = _by_seed(measure, entry)
-    if fresh is None:
+    fresh = [value for value in measure.values(entry) if value is not None]
+    if len(fresh) < len(entry.runs):
         return lost(entry), None
     if len(study.seeds) < 2:
         return None, "one tuning seed"
-    read = _trials(collected, study, measure)
-    if read is None:
+    trials = _trials(collected, study, measure)
+    if trials is None:
         return None, "the runs of its trials are not in these stores"
-    scores, finals, chosen = read
-    mode, metric = study.mode, entry.problem.metric
-    medians = [seed_median(row, mode) for row in scores]
+    scores, finals, chosen = trials
+    medians = [seed_median(row, study.mode) for row in scores]
     least = equal_below(medians, metric)
-    clipped = [max(median, least) for median in medians if median is not None]
-    best, median = (min if mode == "min" else max)(clipped, default=None), medians[chosen]
-    if median is None or max(median, least) != best:
+    clipped = [median if median is None else max(median, least) for median in medians]
+    best = (min if study.mode == "min" else max)((median for median in clipped if median is not None), default=None)
+    if best is None or clipped[chosen] != best:
         return None, "the runs of its trials do not choose its winner"
-    ends = list(fresh.values())
-    retuned = retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log)
-    return UNBOUNDED if retuned is None else measure.within(retuned, ends), None
-
-
-def _repetitions(collected: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
-    """The entry that each repetition of a study has chosen, the study itself first."""
-
-    def place(e: Entry) -> Any:
-        return e.problem, e.opt, e.source, e.versions
-
-    def design(e: Entry, of: StudyRecord) -> Any:
-        fixed = {name: value for name, value in e.options.items() if f"opt.{name}" not in of.axes}
-        points = sorted(str(sorted(trial["point"].items())) for trial in of.trials if trial["kind"] == "design")
-        refined = sum(trial["kind"] == "refinement" for trial in of.trials)
-        rule = of.mode, of.metric, of.select_split, of.sampler, of.missing
-        return fixed, points, refined, len(of.seeds), of.axes, rule
-
-    seeds, chosen = {*study.seeds}, [entry]
-    for candidate in (e for e in collected.all if e.runs and place(e) == place(entry)):
-        for other in sorted(candidate.studies, key=lambda s: s.name):
-            if other.seeds and not seeds & {*other.seeds} and design(candidate, other) == design(entry, study):
-                seeds |= {*other.seeds}
-                chosen.append(candidate)
-    return chosen
-
-
-def _by_seed(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
-    """The values of an entry's runs by seed; None if one is missing."""
-    values = zip(sorted(entry.runs), measure.values(entry), strict=True)
-    present = {seed: value for seed, value in values if value is not None}
-    return present if len(present) == len(entry.runs) else None
+    retuned = retuned_interval(scores, finals, chosen, fresh, study.mode, metric, log=measure.log)
+    return UNBOUNDED if retuned is None else measure.within(retuned, fresh), None
 
 
 def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:

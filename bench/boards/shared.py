@@ -25,13 +25,15 @@ VERDICTS = (
     " larger numbers; a run without a value is worse than any number; values equal up to rounding"
     f" ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
 )
-NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
-_SETTINGS = Column(
-    "settings",
-    "settings",
-    "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it; default; by"
-    " hand",
+_VERDICT_HELP = (
+    "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any number;"
+    " diverges more or less often is a claim of its own. Error rate of both together 5 % per row"
 )
+NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
+_KINDS_HELP = (
+    "tuned: winner of a study, on fresh seeds; best of N: of a sweep, on the seeds that chose it; default; by hand"
+)
+_SETTINGS = Column("settings", "settings", _KINDS_HELP)
 SEEDS = Column("n", "n", "finished runs, one per seed")
 _ENDS = [
     SEEDS,
@@ -45,25 +47,14 @@ def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
     """The table of a board: its own columns and values, which override those that every board has."""
-    shared = {
-        entry: {
-            "opt": entry.name,
-            "settings": entry.settings,
-            "task": entry.problem.task,
-            "problem": entry.problem.name,
-            "options": entry.options,
-            "n": len(entry.runs),
-            "runs": entry.statuses,
-            "conformance": entry.conformance,
-            "flags": flags(entry),
-            "versions": entry.versions,
-            "machines": entry.machines,
-            "run_ids": sorted(run.run_id for run in entry.runs.values()),
-        }
-        for entry in rows
-    }
-    every = [shared[entry] | values for entry, values in rows.items()]
-    return Table(title, [NAME, _SETTINGS, *columns, *_ENDS], every, [*notes])
+    cells = []
+    for entry, values in rows.items():
+        shared = {"opt": entry.name, "settings": entry.settings, "task": entry.problem.task}
+        shared |= {"problem": entry.problem.name, "options": entry.options, "n": len(entry.runs)}
+        shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": flags(entry)}
+        shared |= {"versions": entry.versions, "machines": entry.machines}
+        cells.append(shared | {"run_ids": sorted(run.run_id for run in entry.runs.values())} | values)
+    return Table(title, [NAME, _SETTINGS, *columns, *_ENDS], cells, [*notes])
 
 
 def flags(entry: Entry) -> list[str]:
@@ -80,7 +71,6 @@ def flags(entry: Entry) -> list[str]:
         f"cap excluded {entry.excluded} settings": entry.excluded,
         "tuning not finished": study and study.missing,
         "selected on these seeds": entry.best_of,
-        f"one of {entry.one_of} settings": entry.one_of,
         "tuned elsewhere": entry.tuned_elsewhere,
         "these are the defaults": entry.kind == "tuned" and entry.default,
         f"mixed versions of {' and '.join(several)}": several,
@@ -90,7 +80,6 @@ def flags(entry: Entry) -> list[str]:
         "stopped by time": any(run.status == "timeout" for run in runs),
         "cap sets the step": is_capped(runs),
         "saturated by one step": any(run.saturated_at is not None for run in runs),
-        "seeds run twice": entry.twice,
     }
     return [flag for flag, holds in every.items() if holds]
 
@@ -167,17 +156,12 @@ class Verdicts:
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
         effect, better = self.scale
-        verdict_help = (
-            "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
-            " number; diverges more or less often is a claim of its own. Error rate of both together 5 % per row"
-        )
         effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
-        more_help = "number of seeds at which the verdict was decided; for an open one, an estimated range (80 %)"
         return [
-            Column("verdict", f"against {self.named}", verdict_help, colors=COLORS),
+            Column("verdict", f"against {self.named}", _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
             Column("effect", effect, effect_help),
-            Column("more", "decided at", more_help),
+            Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
 
 
@@ -195,19 +179,15 @@ def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
 
 def _equal_runs(first: RunResult, second: RunResult) -> bool:
     """Whether all evaluations are equal up to rounding, other than because both runs converged."""
-    if first.status == second.status == "diverged":
-        return first.steps == second.steps and bool(first.validations) and _equal_evaluations(first, second)
-    if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
+    if first.status != second.status or first.status not in ("completed", "diverged"):
         return False
-    if differences(first.final, second.final, "min").any():  # most runs differ here, so little is read
+    if first.status == "diverged":
+        if first.steps != second.steps or not first.validations:
+            return False
+    elif first.final is None or second.final is None or differences(first.final, second.final, "min").any():
+        return False  # most runs differ here, so little is read
+    elif min(abs(run.final or 0.0 if (gap := run.excess()) is None else gap) for run in (first, second)) <= CONVERGED:
         return False
-    ends = [(first.excess(), first.final), (second.excess(), second.final)]
-    converged = min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED
-    return not converged and _equal_evaluations(first, second)
-
-
-def _equal_evaluations(first: RunResult, second: RunResult) -> bool:
-    """Whether all evaluations during training are equal up to rounding."""
     rows = zip(first.validations, second.validations, strict=False)
     pairs = [(a[name], b[name]) for a, b in rows for name in (a.keys() & b.keys()) - {"step", "train_s"}]
     return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
@@ -216,16 +196,14 @@ def _equal_evaluations(first: RunResult, second: RunResult) -> bool:
 def budget_notes(entries: Sequence[Entry]) -> list[str]:
     """Notes on unequal tuning budgets of rows."""
     counts = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
-    notes = []
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {n}" for name, n in counts.items())
-        notes.append(f"tuning budgets differ (trials: {listed}): `bench suite` makes them equal")
     untuned = [entry.name for entry in entries if entry.kind != "tuned"]
-    if counts and untuned:
-        notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")
-    return notes + [
-        f"{e.name}: further studies, not shown: {', '.join(e.others_tuned)}" for e in entries if e.others_tuned
-    ]
+    trials = ", ".join(f"{name} {n}" for name, n in counts.items())
+    notes = [f"tuning budgets differ (trials: {trials}): `bench suite` makes them equal"] * (
+        len({*counts.values()}) > 1
+    )
+    notes += [f"not tuned, so at a disadvantage: {', '.join(untuned)}"] * bool(counts and untuned)
+    others = {entry.name: ", ".join(entry.others_tuned) for entry in entries if entry.others_tuned}
+    return notes + [f"{name}: further studies, not shown: {studies}" for name, studies in others.items()]
 
 
 def lost(group: Group) -> str:

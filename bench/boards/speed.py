@@ -1,7 +1,7 @@
 """Speed: steps and seconds to a target. Runs that miss it are censored, not dropped."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
@@ -80,21 +80,18 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry], goa
         runs = list(entry.runs.values())
         at = {run.run_id: reached(run, target, mode) for run in runs}
         count = sum(step is not None for step, _ in at.values())
-        seconds = {}
-        for name in machines:  # None if an entry has no runs on a machine, or seconds are unknown
-            here = [run for run in runs if run.machine == name]
-            known = here and not any(at[r.run_id][0] is not None and at[r.run_id][1] is None for r in here)
-            time = (
-                median_time_to(here, lambda run, at=at: at[run.run_id][1], lambda run: run.train_s) if known else None
-            )
-            seconds[f"seconds on {name}"] = time
         rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
             "reached": stats.share_interval(count, len(runs)),
             "count": f"{count} of {len(runs)}",
-            "steps": median_time_to(runs, lambda run, at=at: at[run.run_id][0], lambda run: run.steps),
+            "steps": median_time_to(runs, [at[run.run_id][0] for run in runs], [run.steps for run in runs]),
             "budget": max(run.steps for run in runs),
-            **seconds,
         }
+        for name in machines:  # None if an entry has no runs on a machine, or seconds are unknown
+            on_it = [run for run in runs if run.machine == name]
+            seconds = [at[run.run_id][1] for run in on_it]
+            known = all(time is not None or at[run.run_id][0] is None for run, time in zip(on_it, seconds, strict=True))
+            time = median_time_to(on_it, seconds, [run.train_s for run in on_it]) if on_it and known else None
+            rows[entry][f"seconds on {name}"] = time
     several, notes = len(machines) > 1, ["steps count up to the first evaluation at the target"]
     if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
         once = "runs were evaluated once, at the end: steps and seconds only show which runs reached the target by then"
@@ -111,19 +108,16 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry], goa
         Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
         Column("steps", "median steps", _STEPS),
     ]
+    about, title = "training time to the target, over the runs on", "median seconds"
     for i, name in enumerate(machines, 1):
-        about = f"training time to the target, over the runs on {name}"
-        columns.append(Column(f"seconds on {name}", "median seconds" + f" ({i})" * several, about))
+        columns.append(Column(f"seconds on {name}", title + f" ({i})" * several, f"{about} {name}"))
     return board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, notes)
 
 
-def median_time_to(
-    runs: Sequence[RunResult], at: Callable[[RunResult], float | None], end: Callable[[RunResult], float]
-) -> MedianTime:
-    """Median time of runs to an event, which a run that diverged, or converged before it, can never reach."""
-    times = [at(run) for run in runs]
-    ends = [
-        math.inf if run.status == "diverged" or (run.converged and time is None) else end(run)
-        for run, time in zip(runs, times, strict=True)
-    ]
-    return stats.median_time(times, ends)
+def median_time_to(runs: Sequence[RunResult], times: Sequence[float | None], ends: Sequence[float]) -> MedianTime:
+    """Median time of runs to an event, which a run that diverged, or converged before it, can never reach.
+
+    The `times` are those of the event, the `ends` those of the observation.
+    """
+    never = (run.status == "diverged" or (run.converged and at is None) for run, at in zip(runs, times, strict=True))
+    return stats.median_time(times, [math.inf if no else end for no, end in zip(never, ends, strict=True)])

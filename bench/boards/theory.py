@@ -63,9 +63,9 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
 
     def aligned(run: RunResult) -> float | None:
         """The first step at which a run is aligned."""
-        own = table(run)
-        at = np.flatnonzero(own[column] >= ALIGNED) if column in own else []
-        return float(own["step"][at[0]]) if len(at) else None
+        columns = table(run)
+        at = np.flatnonzero(columns[column] >= ALIGNED) if column in columns else []
+        return float(columns["step"][at[0]]) if len(at) else None
 
     def steps(run: RunResult) -> float | None:
         step = aligned(run)
@@ -86,7 +86,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         rows[entry] = {
             **(verdicts.values(entry, verdicts.of(entry)) if column else {}),
             "aligned": f"{sum(aligned(run) is not None for run in runs)} of {len(runs)}" if column else None,
-            "steps": median_time_to(runs, aligned, lambda run: run.steps) if column else None,
+            "steps": median_time_to(runs, [*map(aligned, runs)], [run.steps for run in runs]) if column else None,
             "alignment": mean_interval(map(last, runs), ends=(-1.0, 1.0)) if column else None,
             "rate": _mean([loss_rate(table(run), run.infimum or 0.0) for run in runs]),
             "direction": _mean([direction_rate(table(run)) for run in runs]),
@@ -94,14 +94,13 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
             "trials": len(entry.study.trials) if entry.study else None,
         }
     steps_help = f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on; other runs are censored"
-    alignment = [
+    columns = [
         *verdicts.columns,
         Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
         Column("steps", "median steps", steps_help),
         Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
-    ]
-    columns = [
-        *(alignment if column else []),
+    ] * bool(column)
+    columns += [
         Column("rate", "loss exponent", _RATE, 3),
         *[Column("direction", "direction exponent", _DIRECTION, 3)] * (column == "alignment"),
         Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),

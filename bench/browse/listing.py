@@ -8,9 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from bench.errors import UserError
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
@@ -28,41 +27,17 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
-@dataclass(frozen=True)
-class Filters:
-    """Names of tasks, optimizers and statuses to keep (empty: all), the earliest moment, and whether to fold runs."""
-
-    tasks: Sequence[str] = ()
-    opts: Sequence[str] = ()
-    statuses: Sequence[str] = ()
-    since: str = ""
-    each: bool = False
-
-
-@dataclass
-class Line:
-    """Runs that share a line: its name, the runs grouped if they differ only in their seeds, and the best group.
-
-    `result` is the compared value in words, and `settings` are those of the best group, else those of all.
-    """
+class Line(NamedTuple):
+    """Runs that share a line, the compared value in words, and the settings of the best group, else those of all."""
 
     name: str
-    groups: list[list[RunResult]]
+    runs: list[RunResult]
     result: str
     settings: dict[str, Any]
 
-    @property
-    def runs(self) -> list[RunResult]:
-        """All runs of the line."""
-        return [run for group in self.groups for run in group]
-
 
 def since(text: str, now: datetime | None = None) -> str:
-    """The moment of `--since`: a local date or time, or a duration ago.
-
-    Raises:
-        UserError: it is not a moment.
-    """
+    """The moment of `--since`: a local date or time, or a duration ago; UserError if it is not a moment."""
     now = now or datetime.now(UTC)
     try:
         if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text, re.ASCII):
@@ -77,36 +52,36 @@ def since(text: str, now: datetime | None = None) -> str:
         ) from None
 
 
-def lines(stores: Stores, filters: Filters) -> list[Line]:
-    """All lines, the newest first; the caller applies the limit.
+def selected(
+    stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str], begun: str
+) -> list[RunResult]:
+    """The runs with these names and statuses (none: all) that began at this moment or later, the newest first.
 
     Raises:
         UserError: there is no such task or optimizer.
     """
-    stores.refuse_unknown(filters.tasks, filters.opts, stores.runs)
-    runs = [
-        run
-        for run in stores.runs
-        if run.is_of(filters.tasks, filters.opts)
-        and (not filters.statuses or run.status in filters.statuses)
-        and run.begun >= filters.since
-    ]
-    runs.sort(key=lambda run: (run.begun, run.run_id), reverse=True)
+    stores.refuse_unknown(tasks, opts, stores.runs)
+    runs = [run for run in stores.runs if run.begun >= begun and (not statuses or run.status in statuses)]
+    runs = [run for run in runs if run.is_of(tasks, opts)] if tasks or opts else runs
+    return sorted(runs, key=lambda run: (run.begun, run.run_id), reverse=True)
+
+
+def lines(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> list[Line]:
+    """The lines of these runs in their order: folded, or one for each run."""
     trials = {run_id for record in stores.studies for run_id in record.run_ids}
     winners = {record.winner for record in stores.studies}
-    if filters.each:
+    if not fold:
         return [_line(run.run_id, [[run]], trials, winners) for run in runs]
     studies, folded = studies_of(stores), dict[tuple[str, ...], dict[str, list[RunResult]]]()
     for run in runs:
         group, study = _but_for_seeds(run), studies.get(run.run_id)
         names = bare(run.config["task"]), bare(run.config["opt"])
+        key: tuple[str, ...] = ("", group)
         if study is not None:
             key = (f"study {study}", *names)
         elif run.plan == "sweep":
             problem = json.dumps([comparable(run.problem), run.part], sort_keys=True)
             key = (f"sweep of {slug(names[0])}-{slug(names[1])}", *names, problem)
-        else:
-            key = ("", group)
         folded.setdefault(key, {}).setdefault(group, []).append(run)
     return [_line(key[0], list(groups.values()), trials, winners) for key, groups in folded.items()]
 
@@ -136,13 +111,18 @@ def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], win
     def score(runs: Sequence[RunResult]) -> float | None:
         return seed_median([final_value(run, above) for run in runs], first.mode) if runs else None
 
+    def place(i: int) -> list[tuple[int, float, str]]:
+        """Sort key of a group's hyperparameters in a grid: numbers before text."""
+        values = (value for _, value in sorted(groups[i][0].config["opt_options"].items()))
+        return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
+
     scores = [score(group) for group in ended]
-    order = sorted(range(len(groups)), key=lambda i: _place(groups[i][0]))  # ties: the middle of a grid
+    order = sorted(range(len(groups)), key=place)  # ties: the middle of a grid
     middle = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
     best = None if middle is None else order[middle]
-    here = groups if name.startswith("study ") else []
-    won = next((i for i, group in enumerate(here) if any(run.run_id in winners for run in group)), None)
     value = None if best is None else scores[best]
+    of_study = groups if name.startswith("study ") else []
+    won = next((i for i, group in enumerate(of_study) if any(run.run_id in winners for run in group)), None)
     if won is not None:
         best, value = won, score([run for run in ended[won] if run.run_id not in trials] or ended[won])
     result = "-"
@@ -150,20 +130,11 @@ def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], win
         text = score_text(value, first.metric) if above else number(float(value))
         kind = " best" if len(groups) > 1 else " median" if several else ""
         result = f"{first.split} {first.metric}{GAP * above} {text}{kind}"
-    chosen = groups if best is None else [groups[best]]
-    settings, *others = [group[0].chosen for group in chosen]
+    settings, *others = [group[0].chosen for group in (groups if best is None else [groups[best]])]
     shared = {k: v for k, v in settings.items() if v is not None and all(k in o and o[k] == v for o in others)}
-    label = f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-    return Line((name or label) if several else first.run_id, groups, result, shared)
-
-
-def _place(run: RunResult) -> list[tuple[int, float, str]]:
-    """Sort key of a run's hyperparameters in a grid: numbers before text."""
-    values = (value for _, value in sorted(run.config["opt_options"].items()))
-    return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
-
-
-# -- text -------------------------------------------------------------------------------------------------------------
+    label = name or f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
+    runs = [run for group in groups for run in group]
+    return Line(label if several else first.run_id, runs, result, shared)
 
 
 def table(shown: Iterable[Line]) -> Table:
@@ -197,17 +168,15 @@ def local(moment: str) -> str:
         return "-"
 
 
-def as_json(shown: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:
-    """The runs of lines, each with its result and differing settings."""
+def as_json(runs: Iterable[RunResult], stores: Stores) -> list[dict[str, Any]]:
+    """Runs, each with its result and the settings that differ from the defaults."""
     studies = studies_of(stores)
     return [
         {
             **result_json(run, stores.place(run.run_id).parent),
             **{"reason": run.reason, "begun": run.begun or None, "engine": run.engine, "plan": run.plan},
             **{"seed": run.config["seed"], "data_seed": run.config["data_seed"]},
-            "study": studies.get(run.run_id),
-            "settings": run.chosen,
+            **{"study": studies.get(run.run_id), "settings": run.chosen},
         }
-        for line in shown
-        for run in line.runs
+        for run in runs
     ]

@@ -8,7 +8,7 @@ from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.run_summary import fit_words, remarks_on, result_json
+from bench.run_summary import fit_words, planned_study, remarks_on, result_json
 from bench.store.block import TRACEBACK
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
@@ -19,64 +19,52 @@ from bench.text import cell, duration, word_of
 
 def lines(run: RunResult, store: Store) -> list[str]:
     """The page, as wide as the terminal; text in the record is untrusted."""
-    wide, study = columns(), _study(run, store)
-    settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
-    chosen = {name: value for name, value in settings.items() if name in run.chosen and value is not None}
-    usual = [f"{cell(k)} {_word(v)}" for k, v in settings.items() if k not in chosen]
+    wide, data = columns(), as_json(run, store)
+    words = {k: f"{cell(k)} {'none' if v is None else cell(word_of(v))}" for k, v in data["settings"].items()}
+    chosen = [name for name in words if run.chosen.get(name) is not None and name not in ("task", "opt")]
+    others = [text for name, text in words.items() if name not in (*chosen, "task", "opt")]
     parts = {
         "result": _result(run),
-        "settings beyond the defaults": [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()],
-        "other settings": wrapped(usual, wide or 80, "  "),
+        "settings beyond the defaults": [f"  --{words[name]}" for name in chosen],
+        "other settings": wrapped(others, wide or 80, "  "),
         "the trained model writes": [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line],
-        "notes": [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")],
-        "commands": [x for what, words in _commands(run, store, study).items() for x in (f"  # {what}", f"  {words}")],
+        "notes": [part for note in data["notes"] for part in wrapped(cell(note).split(" "), wide, "  ", " ")],
+        "commands": [x for what, line in _commands(run, store).items() for x in (f"  # {what}", f"  {line}")],
     }
-    head = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store, study)]
+    head = [cell(f"{run.run_id}: {run.status}"), *shown(Table.facts(_facts(run, data).items(), least=9), "  ")]
     return head + [line for title, part in parts.items() if part for line in ("", f"{title}:", *part)]
 
 
 def as_json(run: RunResult, store: Store) -> dict[str, Any]:
     """The run in a form for JSON."""
-    study = _study(run, store)
     return {
         "kind": "run",
         **result_json(run, store.folder),
         "begun": run.begun or None,
         "made_for": run.plan,
-        "study": study,
+        "study": studies_of(Stores([store.folder])).get(run.run_id),
         **{name: getattr(run, name) for name in ("tuned_by", "best_step", "metrics")},
         "settings": settings_of(run.config),
         **{name: getattr(run, name) for name in ("chosen", "versions", "environment")},
-        "notes": _notes(run),
-        "commands": list(_commands(run, store, study).values()),
+        "notes": ([run.reason] if run.reason else []) + remarks_on(run),
+        "commands": list(_commands(run, store).values()),
         "folder": store.place(run.run_id),
     }
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else cell(word_of(value))
-
-
-def _study(run: RunResult, store: Store) -> str | None:
-    return studies_of(Stores([store.folder])).get(run.run_id)
-
-
-def _notes(run: RunResult) -> list[str]:
-    return ([run.reason] if run.reason else []) + remarks_on(run)
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else duration(min(seconds, 1e12))
 
 
-def _facts(run: RunResult, store: Store, study: str | None) -> list[str]:
-    config, place, target = run.config, store.place(run.run_id), ""
+def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
+    config, target = run.config, ""
     if run.target is not None:
         at = f"reached at step {run.steps_to_target} after {_seconds(run.seconds_to_target or 0.0)}"
         target = f"; target {run.target:g}, {'not reached' if run.steps_to_target is None else at}"
-    versions = [f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions]
     name = run.task + f" ({config['task']})" * bool(run.task_name)
     order = f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
+    versions = (f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions)
+    traceback = next(data["folder"].glob(f"*/{TRACEBACK}"), "") if run.status == "failed" else ""
     facts = {
         "task": f"{name}: {run.split} {run.metric} ({run.mode}){target}",
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
@@ -84,14 +72,14 @@ def _facts(run: RunResult, store: Store, study: str | None) -> list[str]:
         "begun": local(run.begun),
         "time": _seconds(run.wall_s) + f" with evaluations, {_seconds(run.train_s)} without" * bool(run.train_s),
         "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
-        "made for": f"study {study}" if study else run.plan,
+        "made for": f"study {data['study']}" if data["study"] else run.plan,
         "tuned by": run.tuned_by,
         "machine": run.machine,
         "versions": ", ".join(versions),
-        "folder": str(place),
-        "traceback": str(next(place.glob(f"*/{TRACEBACK}"), "")) if run.status == "failed" else "",
+        "folder": str(data["folder"]),
+        "traceback": str(traceback),
     }
-    return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")
+    return {name: text for name, text in facts.items() if text}
 
 
 def _result(run: RunResult) -> list[str]:
@@ -99,21 +87,18 @@ def _result(run: RunResult) -> list[str]:
     values: dict[str, list[str]] = {}
     for at, name in enumerate(("final", "best")):
         for key, value in run.metrics.get(name, {}).items():
-            of_split = value if isinstance(value, dict) else {key: value}
+            split, of_split = (key, value) if isinstance(value, dict) else (run.split, {key: value})
             for metric, number in of_split.items():
-                split = key if isinstance(value, dict) else run.split
-                values.setdefault(f"{split} {metric}", ["-", "-"])[at] = cell(number, 6)
+                values.setdefault(f"  {split} {metric}", ["-", "-"])[at] = cell(number, 6)
     if values:
         head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]
-        return shown(Table.of(head, ([f"  {name}", *ends] for name, ends in values.items())))
-    if run.validations:
-        last = run.validations[-1]
-        text = ", ".join(f"{cell(k)} {cell(v, 6)}" for k, v in last.items() if k not in ("step", "train_s"))
-        return [f"  at step {last['step']}, on the selection split: {text}"]
-    return ["  none"]
+        return shown(Table.of(head, ([name, *ends] for name, ends in values.items())))
+    last = run.validations[-1] if run.validations else {}
+    text = ", ".join(f"{cell(k)} {cell(v, 6)}" for k, v in last.items() if k not in ("step", "train_s"))
+    return [f"  at step {last['step']}, on the selection split: {text}" if last else "  none"]
 
 
-def _commands(run: RunResult, store: Store, study: str | None) -> dict[str, str]:
+def _commands(run: RunResult, store: Store) -> dict[str, str]:
     """Shell commands by purpose; all names are quoted."""
     place, order = shlex.join(["--store", str(store.folder)]), run.config["data_seed"]
     seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
@@ -125,12 +110,9 @@ def _commands(run: RunResult, store: Store, study: str | None) -> dict[str, str]
         alone = "continue the sweep with its command; alone it starts from step 0"
         what = alone if run.engine == "lanes" else "it has no checkpoint, so it starts from step 0"
         commands[what] = f"{fit_words(run)} {seeds} {place}"
-    names = ["--task", run.config["task"], "--opt", run.config["opt"]]
-    if study is not None:  # boards and curves exclude trials
-        commands["plot its study"] = f"{shlex.join(['bench', 'plot', 'sensitivity', *names])} {place} -o study.png"
-    else:
-        only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
-        words = ["bench", "plot", "curves", *names, "--settings", "all"]
-        words += [word for name, value in only.items() for word in ("--only", f"{name}={word_of(value)}")]
-        commands["plot its curve"] = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
+    only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
+    words = ["bench", "plot", "curves", "--task", run.config["task"], "--opt", run.config["opt"], "--settings", "all"]
+    words += [word for name, value in only.items() for word in ("--only", f"{name}={word_of(value)}")]
+    plot = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
+    commands |= {} if planned_study(run) else {"plot its curve": plot}  # curves leave trials out
     return {what: cell(words) for what, words in commands.items()}

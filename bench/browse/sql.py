@@ -19,11 +19,11 @@ from itertools import count
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.browse.listing import studies_of
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
+from bench.run_summary import planned_study
 from bench.store.files import Damaged, is_there
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS, as_arrow
@@ -64,11 +64,7 @@ class Answer(NamedTuple):
 
 
 def ask(stores: Stores, query: str) -> Answer:
-    """The result of one read-only statement.
-
-    Raises:
-        UserError: the statement is not read-only, or DuckDB cannot execute it.
-    """
+    """The result of one read-only statement; UserError if it is not, or DuckDB cannot execute it."""
     (columns, types, rows), damaged = _query(stores, query, lambda r: (r.columns, r.types, r.fetchall()))
     names = list[str]()
     for name in columns:
@@ -77,15 +73,22 @@ def ask(stores: Stores, query: str) -> Answer:
 
 
 def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A view as a DataFrame, of these runs or of all.
+    """A view as a DataFrame, of these runs in this order or of all; UserError if a table cannot be read.
 
-    Raises:
-        UserError: a table cannot be read.
+    `runs` has a column for each setting in dotted form.
     """
+    import pandas as pd
+
     rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
     if damaged:
         raise UserError(str(damaged[0]))
-    return rows if run_ids is None else rows[rows["run_id"].isin(run_ids)].reset_index(drop=True)
+    if run_ids is not None:
+        rows = pd.Series([*run_ids], name="run_id", dtype=object).to_frame().merge(rows)
+    if view != "runs":
+        return rows
+    settings = rows.pop("settings").map(json.loads)
+    names = dict.fromkeys(name for of_run in settings for name in of_run if name not in rows)
+    return rows.assign(**{name: [of_run.get(name) for of_run in settings] for name in names})
 
 
 def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]") -> tuple[Any, list[Damaged]]:
@@ -122,7 +125,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
     except duckdb.Error as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         if 'Referenced column "' in message:
-            name, known = message.split('"')[1], [c for view in views for c in _columns(con, view)]
+            name, known = message.split('"')[1], [c for view in views for c in con.sql(f"from {view}").columns]
             near = get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
@@ -149,13 +152,11 @@ def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
         raise
 
 
-def _columns(con: "DuckDBPyConnection", view: str) -> list[str]:
-    return con.sql(f"from {view}").columns
-
-
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
-    studies = studies_of(stores)
+    trials = {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
+    ended = {record.name for record in stores.studies}  # whose other runs are the winner's on fresh seeds
     for run in stores.runs:
+        planned = planned_study(run)
         torch = run.versions.get("torch")
         yield {name: value for name, value in vars(run).items() if name in VIEWS["runs"]} | {
             **{name: run.config[name] for name in ("task", "opt", "seed", "data_seed")},
@@ -164,7 +165,7 @@ def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
             "versions": strict_json(run.versions),
             "settings": strict_json(settings_of(run.config)),
             "metrics": strict_json(run.metrics),
-            "study": studies.get(run.run_id),
+            "study": trials.get(run.run_id, None if planned in ended else planned),
             "begun": run.begun or None,
             "shipped": run.run_id in stores.shipped,
         }
@@ -262,9 +263,9 @@ def written(answer: Answer, kind: str, *, to_file: bool) -> str:
         nested = isinstance(value, list | tuple | dict)
         return json.dumps(plain(value), ensure_ascii=False, default=str) if nested else value
 
-    columns = [Column(name, name, digits=6, form=flat) for name in answer.names]
+    rows = [{name: flat(value) for name, value in row.items()} for row in rows]
     if kind == "csv":
-        return csv_text(columns, rows)
-    table = Table("", columns, rows)
+        return csv_text(rows, answer.names)
+    table = Table("", [Column(name, name, digits=6) for name in answer.names], rows)
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
     return "".join(f"{line}\n" for line in lines)

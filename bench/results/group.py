@@ -43,10 +43,10 @@ class Group:
         """Number of runs by status, finished or not."""
         return dict(sorted((Counter(run.status for run in self.runs.values()) + self.others).items()))
 
-    @cached_property
+    @property
     def diverged(self) -> int:
         """Number of runs that diverged."""
-        return sum(run.status == "diverged" for run in self.runs.values())
+        return self.statuses.get("diverged", 0)
 
     @cached_property
     def machines(self) -> list[str]:

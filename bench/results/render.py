@@ -10,11 +10,14 @@ from dataclasses import asdict, is_dataclass, replace
 from decimal import Decimal
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.results.table import Board, Column, Table
 from bench.terminal import NARROWEST, columns, is_styled, wrapped
 from bench.text import cell, clean, in_markdown, in_tex, listed, number_in_tex, padded, plain, width
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = Mapping[str, Any]
 MOST_DRAWN = 1000
@@ -22,14 +25,13 @@ MOST_DRAWN = 1000
 
 
 def heading(column: Column) -> str:
-    """A column's heading, with its unit."""
-    return clean(f"{column.title} ({column.unit})" if column.unit else column.title)
+    """A column's heading."""
+    return clean(column.title)
 
 
 def word_in(column: Column, row: Row) -> str:
     """The text of a column's value in a row."""
-    value = row.get(column.key)
-    return cell(value if column.form is None or value is None else column.form(value), column.digits)
+    return cell(row.get(column.key), column.digits)
 
 
 def is_numeric(value: Any) -> bool:
@@ -45,14 +47,12 @@ def telling(table: Table) -> Table:
     """The table without columns that are empty or only repeat the number of runs; flags of all rows become a note."""
     flags = [row.get("flags") or [] for row in table.rows]
     common = [flag for flag in flags[0] if all(flag in of_row for of_row in flags)] if len(flags) > 1 else []
-    rows = [
-        row | {"flags": [flag for flag in row["flags"] if flag not in common]} if common else row for row in table.rows
-    ]
+    rows = [row | {"flags": [f for f in row["flags"] if f not in common]} if common else row for row in table.rows]
 
-    def says(key: str, row: Row) -> bool:
-        return row.get(key) not in (None, [], {}, {"completed": row.get("n")} if key == "runs" else None)
+    def is_empty(key: str, row: Row) -> bool:
+        return row.get(key) in (None, [], {}, {"completed": row.get("n")} if key == "runs" else None)
 
-    kept = [c for c in table.columns if c.key == "opt" or any(says(c.key, row) for row in rows)]
+    kept = [c for c in table.columns if c.key == "opt" or not all(is_empty(c.key, row) for row in rows)]
     return replace(table, columns=kept, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 
@@ -67,27 +67,24 @@ def shown(table: Table, indent: str = "") -> list[str]:
 
 
 def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list[str]:
-    """A table's lines; columns that do not fit follow as further tables, so that nothing is cut.
+    """A table's lines on a terminal of `wide` columns; None for a file or a pipe, where a row is a line.
 
-    Args:
-        table: its columns and rows are shown.
-        wide: columns of the terminal; None for a file or a pipe, where a row is a line.
-        styled: show the head bold and the columns' colors.
+    Columns that do not fit follow as further tables, so that nothing is cut. `styled` text is bold or coloured.
     """
     cols, rows = table.columns, table.rows
     head, words = list(map(heading, cols)), [[word_in(c, row) for c in cols] for row in rows]
-    every, right = [head, *words] if any(head) else words, [_is_right(c, rows) for c in cols]
-    widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(cols)]
+    lines, right = [head, *words] if any(head) else words, [_is_right(c, rows) for c in cols]
+    widths = [max([c.least, *(width(line[i]) for line in lines)]) for i, c in enumerate(cols)]
     empty = ["no rows"] * (any(head) and not words)
     if wide is None or not cols or len(words) > MOST_DRAWN:
-        cells = ([padded(word, n, right=r) for word, n, r in zip(row, widths, right, strict=True)] for row in every)
-        return [*("  ".join(row).rstrip() for row in cells), *empty]
+        cells = ([padded(word, n, right=r) for word, n, r in zip(line, widths, right, strict=True)] for line in lines)
+        return [*("  ".join(line).rstrip() for line in cells), *empty]
     from rich.console import Console  # here, since most output is for pipes and needs no rich
     from rich.table import Table as Grid
     from rich.text import Text
 
     file, color = io.StringIO(), "standard" if styled else None
-    size: dict[str, Any] = {"width": wide, "height": max(1, len(every))}  # else rich asks the terminal for both
+    size: dict[str, Any] = {"width": wide, "height": max(1, len(lines))}  # else rich asks the terminal for both
     console = Console(
         file=file, force_terminal=styled, force_jupyter=False, color_system=color, legacy_windows=False, **size
     )
@@ -96,13 +93,9 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(head))
         for i in group:
-            grid.add_column(
-                Text(head[i], style="bold"),
-                justify="right" if right[i] else "left",
-                no_wrap=fits and not cols[i].wraps,
-                overflow="fold",
-                min_width=cols[i].least if fits else None,  # more than there is room for would be cut
-            )
+            side, least = "right" if right[i] else "left", cols[i].least if fits else None
+            wrap = {"no_wrap": fits and not cols[i].wraps, "overflow": "fold", "min_width": least}
+            grid.add_column(Text(head[i], style="bold"), justify=side, **wrap)
         for row in words:
             styles = [next((s for start, s in cols[i].colors.items() if row[i].startswith(start)), "") for i in group]
             grid.add_row(*(Text(row[i], style=style) for i, style in zip(group, styles, strict=True)))
@@ -126,16 +119,15 @@ def _groups(needed: Sequence[int], cols: Sequence[Column], wide: int) -> list[li
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
     """Boards for a terminal of `wide` columns."""
 
-    def broken(words: str) -> list[str]:
-        return wrapped(clean(words).split(" "), wide, "", " ")
+    def broken(words: str, line: str = "") -> list[str]:
+        lines = wrapped(clean(words).split(" "), wide, "", " ")
+        return [*lines, line * max(map(width, lines))] if line else lines
 
     lines: list[str] = []
     for board in boards:
-        title = broken(board.title)
-        lines += [*title, "=" * max(map(width, title)), ""]
+        lines += [*broken(board.title, "="), ""]
         for table in map(telling, board.tables):
-            title = broken(table.title)
-            lines += [*title, "-" * max(map(width, title)), *table_lines(table, wide, styled=styled)]
+            lines += [*broken(table.title, "-"), *table_lines(table, wide, styled=styled)]
             lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -148,16 +140,13 @@ def markdown_table(table: Table) -> list[str]:
     """A table's lines as Markdown, without title and notes."""
 
     def word(column: Column, row: Row) -> str:
-        shown = word_in(column, row)
-        if callable(column.markup) and row.get(column.key) is not None:
-            return column.markup(shown)
-        if row.get(column.key) is None or column.markup is None:
+        shown, markup = word_in(column, row), column.markup
+        if row.get(column.key) is None or markup is None:
             return in_markdown(shown)
-        if column.markup == "strong":
-            return f"**{in_markdown(shown)}**"
-        ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))  # more than the text has
-        between = " " * (len(ticks) > 1)
-        return f"{ticks}{between}{shown}{between}{ticks}".replace("|", "\\|")
+        if callable(markup):
+            return markup(shown)
+        code = shown.replace("`", "'").replace("|", "\\|")
+        return f"**{in_markdown(shown)}**" if markup == "strong" else f"`{code}`"
 
     head = [in_markdown(heading(c)) for c in table.columns]
     rule = ["---:" if _is_right(c, table.rows) else "---" for c in table.columns]
@@ -178,9 +167,16 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
+def _texts(table: Table, word: Callable[[Column, Row], str], head: Callable[[str], str] = str) -> "pd.DataFrame":
+    """The texts of a table's cells."""
+    import pandas as pd
+
+    cells = [[word(c, row) for c in table.columns] for row in table.rows]
+    return pd.DataFrame(cells, columns=[head(heading(c)) for c in table.columns], dtype=object)
+
+
 def tex(boards: Sequence[Board]) -> str:
     """As LaTeX tables with booktabs."""
-    import pandas as pd
 
     def word(column: Column, row: Row) -> str:
         return (number_in_tex if is_numeric(row.get(column.key)) else in_tex)(word_in(column, row))
@@ -189,10 +185,8 @@ def tex(boards: Sequence[Board]) -> str:
     for board in boards:
         for table in map(telling, board.tables):
             sides = "".join("r" if _is_right(c, table.rows) else "l" for c in table.columns)
-            texts = [[word(c, row) for c in table.columns] for row in table.rows]
-            frame = pd.DataFrame(texts, columns=[in_tex(heading(c)) for c in table.columns], dtype=object)
             caption = f"{in_tex(board.title)}: {in_tex(table.title)}"
-            parts.append(frame.to_latex(index=False, column_format=sides, caption=caption))
+            parts.append(_texts(table, word, in_tex).to_latex(index=False, column_format=sides, caption=caption))
             parts += [f"% {clean(note)}" for note in (*table.notes, *board.notes)]
     return "\n".join([*parts, ""])
 
@@ -206,19 +200,19 @@ def html_tables(boards: Sequence[Board]) -> str:
 
 def html_fragment(boards: Sequence[Board]) -> str:
     """Plain tables for an existing page, such as a notebook."""
+    import pandas as pd
 
     def tagged(tag: str, words: str) -> str:
         return f"<{tag}>{html.escape(clean(words))}</{tag}>"
 
     parts: list[str] = []
-    for board in boards:
-        parts.append(tagged("h2", board.title))
-        for table in map(telling, board.tables):
-            rows = ["".join(tagged("th", heading(c)) for c in table.columns)]
-            rows += ["".join(tagged("td", word_in(c, row)) for c in table.columns) for row in table.rows]
-            parts += [tagged("h3", table.title), f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"]
-            parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
-        parts += [tagged("p", note) for note in board.notes]
+    with pd.option_context("display.max_colwidth", None):
+        for board in boards:
+            parts.append(tagged("h2", board.title))
+            for table in map(telling, board.tables):
+                parts += [tagged("h3", table.title), _texts(table, word_in).to_html(index=False, border=0)]
+                parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
+            parts += [tagged("p", note) for note in board.notes]
     return "\n".join(parts)
 
 
@@ -226,12 +220,10 @@ def template(package: str, name: str, **filters: Callable[..., Any]) -> Any:
     """A template of a page beside the modules of a package; values are escaped, and a missing one is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader(package, ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= filters
-    return environment.get_template(name)
+    undefined, loader = StrictUndefined, PackageLoader(package, ".")
+    page = Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= filters
+    return page.get_template(name)
 
 
 # -- for programs -----------------------------------------------------------------------------------------------------
@@ -240,13 +232,10 @@ def template(package: str, name: str, **filters: Callable[..., Any]) -> Any:
 def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
     """As strict JSON: numbers are finite or null, intervals have mean, low, high and n."""
 
-    def column(c: Column) -> dict[str, Any]:
-        unit = {"unit": c.unit} if c.unit else {}
-        return {"key": c.key, "title": c.title, "help": c.help, "digits": c.digits, **unit}
-
     def content(t: Table) -> dict[str, Any]:
+        columns = [{"key": c.key, "title": c.title, "help": c.help, "digits": c.digits} for c in t.columns]
         rows = [{k: _finite(v) if is_dataclass(v) else v for k, v in row.items()} for row in t.rows]
-        return {"title": t.title, "columns": [*map(column, t.columns)], "notes": t.notes, "rows": rows}
+        return {"title": t.title, "columns": columns, "notes": t.notes, "rows": rows}
 
     return plain(
         [{"board": b.name, "title": b.title, "notes": b.notes, "tables": [*map(content, b.tables)]} for b in boards]
@@ -268,31 +257,30 @@ def json_text(value: Any) -> str:
     return json.dumps(plain(value), indent=1, allow_nan=False, default=other) + "\n"
 
 
-def csv_text(cols: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Rows as CSV; missing values and NaN are empty fields."""
+def csv_text(rows: Iterable[Row], keys: Sequence[str] | None = None) -> str:
+    """Rows as CSV, with a column for each of these keys, or for those of the rows; None and NaN are empty fields."""
     import pandas as pd
 
-    def value(column: Column, row: Row) -> Any:
-        value = row.get(column.key)
-        return value if isinstance(value, Number) else None if value in (None, [], {}) else word_in(column, row)
+    def word(value: Any) -> Any:
+        return value if isinstance(value, Number) else None if value in (None, [], {}) else cell(value)
 
-    texts = [[value(c, row) for c in cols] for row in rows]
-    return pd.DataFrame(texts, columns=[clean(c.key) for c in cols], dtype=object).to_csv(index=False)
+    records = [{key: word(value) for key, value in row.items()} for row in rows]
+    return (
+        pd.DataFrame(records, columns=None if keys is None else [*keys], dtype=object)
+        .rename(columns=clean)
+        .to_csv(index=False)
+    )
 
 
 def comma_separated(boards: Sequence[Board]) -> str:
     """As CSV, a row for each row of each table; an interval takes three columns."""
-    cols, records = {key: Column(key) for key in ("board", "table")}, list[dict[str, Any]]()
+    rows: list[Row] = []
     for board in boards:
         for table in board.tables:
-            texts = [{"board": board.name, "table": table.title} for _ in table.rows]
-            for column in table.columns:
-                for row, record in zip(table.rows, texts, strict=True):
-                    flat = _flat(column.key, row.get(column.key))
-                    record |= flat
-                    cols |= {key: cols.get(key, replace(column, key=key)) for key in flat}
-            records += texts
-    return csv_text(list(cols.values()), records)
+            for row in table.rows:
+                cells = [_flat(column.key, row.get(column.key)) for column in table.columns]
+                rows.append({"board": board.name, "table": table.title} | {k: v for c in cells for k, v in c.items()})
+    return csv_text(rows)
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:

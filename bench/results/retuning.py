@@ -1,16 +1,14 @@
 """The noise of tuning: intervals for an optimizer together with the tuning that chose its settings.
 
 A mean over fresh seeds is conditional on the settings that one study happened to choose; with other seeds it might have
-chosen others. Repeated studies show that variation. Without them, the tuning seeds are resampled with replacement
-(bootstrap), and the winner is chosen again from each draw. The coverage of these intervals is simulated in
-`results/statistics`.
+chosen others. So the tuning seeds are resampled with replacement (bootstrap), and the winner is chosen again from each
+draw. The coverage of these intervals is simulated in `results/statistics`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +22,6 @@ EXACT = 5
 """Tuning seeds up to which all draws are enumerated: 3125. Ours."""
 DRAWS = 1000
 """Number of random draws for more seeds. Ours."""
-REPEATS = 3
-"""Number of studies from which their scatter estimates the noise of tuning. Ours."""
 
 Ends = Sequence[Sequence[End]]
 """Values by trial and tuning seed, shape (T, S); None for a run without a value."""
@@ -91,24 +87,3 @@ def retuned_interval(
     scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     variance = tuning_variance(scores, scaled, chosen, mode, metric)
     return None if variance is None else stats.noisier_interval(fresh, [(variance, len(scores[0]) - 1)], log=log)
-
-
-def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = False) -> Interval:
-    """Mean over repeated studies with equal weights, with an interval over studies and fresh seeds.
-
-    `studies` has, for each of two or more, its winner's values by fresh seed, positive if log (geometric mean). Their
-    scatter shows the variation of choices, but not the effect of a fresh seed common to all. So the variance over seeds
-    is added, with a seed's runs in all studies as a cluster (and the smallest study's degrees of freedom); it includes
-    the noise of runs shared by studies with the same choice. Unbounded with one fresh seed.
-    """
-    scaled = [{seed: math.log(value) if log else value for seed, value in study.items()} for study in studies]
-    means = [math.fsum(study.values()) / len(study) for study in scaled]
-    least, seeds = min(map(len, scaled)), {seed for study in scaled for seed in study}
-    parts = [
-        math.fsum((study[seed] - mean) / len(study) for study, mean in zip(scaled, means, strict=True) if seed in study)
-        for seed in seeds
-    ]
-    over_seeds = math.inf
-    if least > 1:
-        over_seeds = math.fsum((part / len(scaled)) ** 2 for part in parts) * len(seeds) / (len(seeds) - 1)
-    return stats.noisier_interval(np.exp(means) if log else means, [(over_seeds, max(1, least - 1))], log=log)

@@ -48,9 +48,6 @@ ROUNDING = 2.0**-21
 """Relative difference up to which values count as equal: four units in the last place of float32."""
 
 
-# -- the boundary -----------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
     """Fewest deciding wins at each number of seeds, by the exact distribution of wins of undecided pairs."""
@@ -83,9 +80,6 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
     The two-sided share of the level, in (0, 1), is divided by the number of tests (Bonferroni).
     """
     return int(_least_wins(n, share, tests)[n])
-
-
-# -- two optimizers ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -140,19 +134,10 @@ def compare(
 ) -> Comparison:
     """Compare two optimizers by their values on common seeds in order, shape (N,); None without a value.
 
-    Args:
-        first: values of one.
-        second: values of the other.
-        mode: whether values are better when smaller ("min") or larger ("max").
-        log: whether the effect is a ratio, first over second; values must then be positive.
-        tests: divisor of the level; verdicts of several comparisons then hold simultaneously.
-        floor: values that equal it are upper bounds of the true ones, and so bound the effect.
-
-    Raises:
-        ValueError: the lengths differ, a value is not finite, or not positive on a logarithmic scale.
+    The `mode` says whether smaller ("min") or larger ("max") values are better. On a logarithmic scale the effect is a
+    ratio, first over second, of positive values. The number of `tests` divides the level, so that the verdicts of
+    several comparisons hold simultaneously. Values that equal the `floor` are upper bounds of the true ones.
     """
-    if len(first) != len(second):
-        raise ValueError(f"{len(first)} and {len(second)} values do not form pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
     low, other_low = (np.array([x is not None and x == floor for x in side], dtype=bool) for side in (first, second))
@@ -188,10 +173,8 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     present = np.array([[x is not None for x in side] for side in (first, second)], dtype=bool).reshape(2, -1)
     both = present.all(0)
     a, b = (np.array([math.nan if x is None else x for x in side], dtype=np.float64)[both] for side in (first, second))
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError(f"{first} and {second} must be finite numbers or None")
-    if log and not ((a > 0).all() and (b > 0).all()):
-        raise ValueError(f"{first} and {second} must be positive on a logarithmic scale")
+    if not np.isfinite([a, b]).all() or (log and min(a.min(initial=1), b.min(initial=1)) <= 0):
+        raise ValueError(f"{first} and {second} must be finite, and positive on a logarithmic scale, or None")
     d = differences(a, b, mode)
     if log:
         d = np.where(d == 0, 0.0, np.log(a / b) * (1 if mode == "max" else -1))
@@ -218,11 +201,10 @@ def _effect(
     if log and mode == "min":  # a larger gain is a smaller ratio
         low, middle, high, below, above = -high, -middle, -low, above, below
     bound = "<=" if below and not above else ">=" if above and not below else ""
-    if not log:
-        return Interval(middle, low, high, n, bound)
-    if low == -math.inf and high == math.inf:
-        return Interval(exp(middle), low, high, n, bound)
-    return Interval(exp(middle), exp(low), exp(high), n, bound)
+    if log:
+        middle = exp(middle)
+        low, high = (low, high) if low == -math.inf and high == math.inf else (exp(low), exp(high))
+    return Interval(middle, low, high, n, bound)
 
 
 def _middle(d: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -245,9 +227,6 @@ def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
     return low, high
 
 
-# -- many of them -----------------------------------------------------------------------------------------------------
-
-
 def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int], Comparison]:
     """All pairs with Holm's correction (1979): the family-wise error rate is at most 5 %.
 
@@ -268,9 +247,6 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[in
     return [
         (1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n))) for i in range(n)
     ]
-
-
-# -- more seeds -------------------------------------------------------------------------------------------------------
 
 
 def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:

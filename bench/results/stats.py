@@ -20,8 +20,6 @@ WINDOW = 0.25
 """Decades over which a local exponent is fitted. Ours."""
 LEAST_POINTS = 3
 """Fewest points for a fitted line: two points always fit exactly. Ours."""
-
-
 Values = Sequence[float | None]
 """A value for each seed; None, worse than every number, for a run that diverged or missed its target."""
 
@@ -51,39 +49,30 @@ class Interval:
         return low, high
 
 
-def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """Student's t-interval of the mean of one or more finite normal values, shape (N,), at a level in (0, 1).
+def t_interval(values: ArrayLike) -> Interval:
+    """Student's 95 % t-interval of the mean of one or more finite normal values, shape (N,); ValueError for others.
 
     One value has the interval (-inf, inf), so it decides nothing; equal values have width 0.
-
-    Raises:
-        ValueError: there is no value, one is not finite, or the level is out of range.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise ValueError(f"values={values!r} must be one or more finite numbers")
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} is out of range: it must be in (0, 1)")
     n = array.size
     if are_equal(array):
         mean, half = float(array.max()), 0.0 if n > 1 else math.inf
     else:
-        mean = float(array.mean())
-        half = float(stdtrit(n - 1, (1 + level) / 2) * array.std(ddof=1) / math.sqrt(n))
+        mean, half = float(array.mean()), float(stdtrit(n - 1, 0.975) * array.std(ddof=1) / math.sqrt(n))
     return Interval(mean, mean - half, mean + half, n)
 
 
 def geometric_interval(values: ArrayLike) -> Interval:
-    """The geometric mean of positive values, shape (N,), with the 95 % t-interval of the logarithms.
-
-    Raises:
-        ValueError: there is no value, or one is not positive.
-    """
+    """The geometric mean of positive values, shape (N,), with the t-interval of the logarithms; ValueError if not."""
     array = np.asarray(values, dtype=np.float64)
     if not (array > 0).all():
         raise ValueError(f"values={values!r} must be positive numbers")
     if array.size > 1 and are_equal(array):
-        return Interval(float(array.max()), float(array.max()), float(array.max()), array.size)
+        mean = float(array.max())
+        return Interval(mean, mean, mean, array.size)
     return of_logarithms(t_interval(np.log(array)))
 
 
@@ -152,17 +141,11 @@ def are_equal(values: Array) -> bool:
 
 
 def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """Least-squares line y = intercept + slope x of finite values, shape (N,) each; x must not be all equal.
+    """Slope, intercept and R^2 (1 for a constant y) of the least-squares line of finite values, shape (N,) each.
 
-    Returns:
-        Slope, in units of y per x; intercept, in units of y; R^2, in [0, 1], and 1 for a constant y.
-
-    Raises:
-        ValueError: the shapes differ, a value is not finite, or all of x is equal.
+    x must not be all equal.
     """
     u, v = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if u.ndim != 1 or u.shape != v.shape or not (np.isfinite(u).all() and np.isfinite(v).all()):
-        raise ValueError(f"x and y must be finite and as long as each other, not of shapes {u.shape} and {v.shape}")
     if not u.size or np.ptp(u) == 0:
         raise ValueError("x must have two different values")
     if np.ptp(v) == 0:
@@ -208,9 +191,6 @@ def power_law_decades(x: Array, y: Array, low: float, high: float) -> float:
     return round(longest, 9)
 
 
-# -- shares, times, budgets -------------------------------------------------------------------------------------------
-
-
 def share_interval(count: int, n: int) -> Interval:
     """The share `count` / n, with n >= 1, and its exact 95 % interval (Clopper and Pearson 1934)."""
     tail = (1 - 0.95) / 2
@@ -239,16 +219,16 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     It covers the median with probability 95 % or more for any distribution, from 6 runs on: for its lower end a run
     that was censored early counts as if it had reached the event then, for its upper end as if it never did.
 
-    Args:
-        reached: time of the event, positive; None if it has not occurred.
-        ended: end of observation; infinite for a run that can never reach the event.
+    `reached` are positive times of the event, None if it has not occurred; `ended` the ends of observation, infinite
+    for a run that can never reach the event.
     """
     seen = [time for time in (*reached, *ended) if time is not None and math.isfinite(time)]
     last, n = max(seen, default=math.inf), len(reached)
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    k = median_rank(n)
+    # The median is beyond the k-th value only if fewer than k of n fair coins show heads, or tails.
+    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
         return MedianTime(late[(n - 1) // 2], *bounds, last)
@@ -258,14 +238,6 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
     reached_half = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     return MedianTime(float(survival.quantiles[reached_half[0]]) if reached_half.size else math.inf, *bounds, last)
-
-
-def median_rank(n: int) -> int:
-    """The largest k for which the k-th smallest and the k-th greatest of n values bound the median with 95 %.
-
-    The median is outside only if fewer than k of n fair coins show heads, or tails. 0 for fewer than 6 values.
-    """
-    return int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
 
 
 def expected_best(scores: Values, mode: str) -> list[float | None]:

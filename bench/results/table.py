@@ -17,8 +17,6 @@ class Column:
         title: its heading; a table without any titles has none.
         help: its meaning, with unit.
         digits: significant digits of numbers.
-        unit: of the values, shown after the title.
-        form: converts a value, if there is one, for display.
         side: alignment; by default right if one of its values is a number.
         markup: style of its text in Markdown, or a function from the text to Markdown.
         wraps: whether its text may wrap where the terminal is too narrow for it.
@@ -31,8 +29,6 @@ class Column:
     title: str = ""
     help: str = ""
     digits: int = 4
-    unit: str = ""
-    form: Callable[[Any], Any] | None = None
     side: Literal["left", "right"] | None = None
     markup: Literal["strong", "code"] | Callable[[str], str] | None = None
     wraps: bool = False

@@ -47,7 +47,10 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
     present, merged = {run.run_id: run for run in Store(into).runs() if run.finished}, Merged()
     with disk_errors(into, "name another DEST"), doing("merging"):
         for source in dict.fromkeys(source.resolve() for source in sources):
-            for part in [*blocks_in(source), *reports_in(source)]:
+            parts = [*blocks_in(source), *reports_in(source)]
+            if not any(isinstance(part, Block) for part in parts):
+                merged.notes.append(f"{source} has no runs")
+            for part in parts:
                 try:
                     if isinstance(part, Block):
                         _merge_block(part, into, present, merged)

@@ -1,0 +1,92 @@
+"""Observations of attention (`--trainer.observe`) in the tables of runs: means over heads, directions, equal loss."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from bench.boards.entries import Entry
+from bench.results import stats
+from bench.results.group import Seed
+from bench.results.stats import Array
+from bench.store.tables import Columns
+
+SHOWN = {
+    "entropy": "entropy of attention (nats)",
+    "top_token": "attention on the most attended token",
+    "rank": "attention rank",
+    "saturated": "fraction of saturated queries",
+    "norm_QK": "norm of W_QK",
+    "stable_rank_QK": "stable rank of W_QK",
+}
+"""Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
+WINDOW = 0.1
+"""A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
+DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
+NONE = "no run has observations; train with `--trainer.observe 4`"
+
+
+def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
+    """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
+    table = tables.get("measurements", {})
+    heads = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+    return (table["step"], np.mean(heads, axis=0)) if heads else None
+
+
+def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
+    """For each snapshot after N steps, the cosine of W_QK with its value at the end of the run: mean over heads."""
+    cosines: dict[int, list[float]] = {}
+    for name, values in tables.get("measurements", {}).items():
+        if (at := DIRECTION.fullmatch(name)) is not None:
+            cosines.setdefault(int(at[1]), []).append(float(values[-1]))
+    return {step: float(np.mean(cosines[step])) for step in sorted(cosines)}
+
+
+def rate(cosines: Mapping[int, float]) -> float | None:
+    """The exponent a of distance ~ t^-a between a hundredth and a tenth of the steps; None from fewer than 3 snapshots.
+
+    The distance of the directions is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025, to the final direction in place of
+    the max-margin one; least squares in logarithms. The window is ours: later snapshots are near the end by definition.
+    """
+    last = max(cosines, default=0)
+    gaps = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
+    return -stats.slope(np.log(list(gaps)), np.log(list(gaps.values())))[0] if len(gaps) >= stats.LEAST_POINTS else None
+
+
+def loss_at(curve: Columns, steps: Array) -> Array:
+    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps.
+
+    A thinned curve has only some of these steps, or only an earlier one.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
+    last = np.searchsorted(curve["step"], steps, side="right")
+    first = np.searchsorted(curve["step"], np.asarray(steps) * (1 - WINDOW), side="right")
+    first = np.maximum(np.minimum(first, last - 1), 0)
+    return np.where(last > 0, (sums[last] - sums[first]) / np.maximum(last - first, 1), np.nan)
+
+
+def at_loss(losses: Array, values: Array, level: float) -> float | None:
+    """The value where the loss first reaches a level, linear between measurements; None if it never does."""
+    finite = np.isfinite(losses) & np.isfinite(values)
+    losses, values = losses[finite], values[finite]
+    below = np.flatnonzero(losses <= level)
+    if not below.size:
+        return None
+    i = int(below[0])
+    if i == 0 or losses[i] == losses[i - 1]:
+        return float(values[i])
+    share = (losses[i - 1] - level) / (losses[i - 1] - losses[i])
+    return float(values[i - 1] + share * (values[i] - values[i - 1]))
+
+
+def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:
+    """The training `loss` and the shown quantities at the observed steps, by seed; without runs that lack them."""
+    runs = {}
+    for seed, tables in read.items():
+        lines = {name: line for name in SHOWN if (line := over_heads(tables, name)) is not None}
+        curve = tables.get("curve", {})
+        if entry.runs[seed].status == "completed" and "entropy" in lines and "loss" in curve:
+            loss = loss_at(curve, lines["entropy"][0])
+            if np.isfinite(loss).any():
+                runs[seed] = {"loss": loss} | {name: values for name, (_, values) in lines.items()}
+    return runs
