@@ -115,7 +115,7 @@ def curve_of(name: str, cli: Any, store: Any) -> Any:
     answer = cli(
         "fit", "--task", "synthetic", "--opt", f"tests.test_checks:{name}", "--trainer.max_steps", 5, "--device", "cpu"
     )
-    run = next(run for run in Store(store).runs() if run.opt.endswith(f":{name}"))
+    run = next(run for run in Store(store).runs() if f".{name}-" in run.run_id)
     return answer, Store(store).tables(run.run_id)["curve"] if answer.code == 0 else None
 
 
