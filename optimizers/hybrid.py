@@ -108,14 +108,14 @@ class Hybrid(Optimizer):
     def eval(self) -> None:
         """Switch parts with separate evaluation weights to them."""
         for part in self.parts:
-            if hasattr(part, "eval"):
-                part.eval()
+            if change := getattr(part, "eval", None):
+                change()
 
     def train(self) -> None:
         """Switch them back."""
         for part in self.parts:
-            if hasattr(part, "train"):
-                part.train()
+            if change := getattr(part, "train", None):
+                change()
 
     def state_dict(self) -> dict[str, Any]:
         """The parts' states as the state of one optimizer, with parameters numbered consecutively.

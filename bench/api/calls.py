@@ -98,7 +98,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
         if isinstance(text, str | Path) and _surrogate.search(str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
-    if _fits(value.tolist() if hasattr(value, "tolist") else value, kind):
+    plain: Any = value
+    if _fits(plain.tolist() if hasattr(plain, "tolist") else plain, kind):
         return
     kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
     for each in (kind, *kinds):

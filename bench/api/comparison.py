@@ -151,7 +151,7 @@ def _contest(request: Request, task: str) -> Suite:
     against = request.against or [default_reference(size)]
     is_default = not any(name in opts or by_opt[name] for name in against)
     baseline = _baseline(suite_of(against, Tune()).specs(request.places), request) if is_default else None
-    names = list(dict.fromkeys([*(against if baseline is None else []), *opts]))
+    names: list[str] = list(dict.fromkeys([*(against if baseline is None else []), *opts]))
     if len({*names, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if unused := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:

@@ -69,7 +69,7 @@ def check_reference(optimizer: Subject) -> str:
     shared = {name: value for name, value in optimizer.hparams.items() if name in right.hparams}
 
     def pair(setting: Mapping[str, Any]) -> list[Stepper]:
-        return [subject.stepper(arguments=shared | setting) for subject in (optimizer, right)]
+        return [subject.stepper(arguments={**shared, **setting}) for subject in (optimizer, right)]
 
     settings = [(label, setting) for label, setting in optimizer.settings() if setting.keys() <= shared.keys()]
     return "with " + ", ".join(_agree(settings, pair, ROUNDING, f"the gap to {right.spec.name} is"))

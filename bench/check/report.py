@@ -140,7 +140,9 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
         record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    rows = [{k: v for k, v in row.items() if k in Verdict.__dataclass_fields__} for row in record.verdicts]
+    rows: list[dict[str, Any]] = [
+        {k: v for k, v in row.items() if k in Verdict.__dataclass_fields__} for row in record.verdicts
+    ]
     verdicts = tuple(Verdict(**row | {"measured": row["measured"] and float(row["measured"])}) for row in rows)
     if record.options != written(options) or record.versions != versions or "error" in [v.verdict for v in verdicts]:
         return None

@@ -225,7 +225,7 @@ def _known_options(name: str, task: str | None = None, opts: Sequence[str] = ())
     if "opt" in groups:
         of_opts = [key for opt in opts if opt in OPTIMIZERS.own for key in optimizer_options(OPTIMIZERS[opt])]
         known += [f"--opt.{key}" for key in (*(of_opts or GLOSSARY), REST)]
-    if "task" in groups and task in TASKS.own:
+    if "task" in groups and task is not None and task in TASKS.own:
         known += [f"--task.{key}" for key in task_options(TASKS[task])]
     if "trainer" in groups:
         known += [f"--trainer.{key}" for key in trainer_options()]

@@ -76,14 +76,14 @@ def hub_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Path]
     from huggingface_hub.utils import disable_progress_bars
 
     with suppress(Exception):  # not in the cache, or no name of the Hub
-        folder = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
+        folder = Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=True))
         if is_complete(folder):
             return folder
     refuse_if_reading()
     # Checked first: without a network the download would retry for a minute.
     get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
     disable_progress_bars()
-    return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=False))
+    return Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=False))
 
 
 def _tokenizer_folder(model: str) -> Path:
