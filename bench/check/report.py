@@ -143,7 +143,9 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
     rows: list[dict[str, Any]] = [
         {k: v for k, v in row.items() if k in Verdict.__dataclass_fields__} for row in record.verdicts
     ]
-    verdicts = tuple(Verdict(**row | {"measured": row["measured"] and float(row["measured"])}) for row in rows)
+    for row in rows:
+        row["measured"] = row["measured"] and float(row["measured"])
+    verdicts = tuple(Verdict(**row) for row in rows)
     if record.options != written(options) or record.versions != versions or "error" in [v.verdict for v in verdicts]:
         return None
     about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
