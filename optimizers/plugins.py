@@ -5,10 +5,8 @@ being imported. Others are given as `module:Class` or `file.py:Class`.
 """
 
 import ast
-import base64
 import hashlib
 import importlib.util
-import pickle
 import re
 import sys
 import time
@@ -40,21 +38,6 @@ class PluginError(Exception):
 SESSION = "__main__"
 session: dict[str, tuple[str, Any]] = {}
 """Classes and specs that only this process and its workers have, by name (`__main__:Class`): package and object."""
-
-
-def packed() -> str:
-    """The objects of this session, for `adopt` in another process."""
-    if not session:
-        return ""
-    import cloudpickle
-
-    return base64.b64encode(cloudpickle.dumps(session)).decode()
-
-
-def adopt(text: str) -> None:
-    """Take over the objects of another process's session, from a job of its own."""
-    if text:
-        session.update(pickle.loads(base64.b64decode(text)))
 
 
 Spec = TypeVar("Spec", bound=Any)

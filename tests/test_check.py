@@ -319,7 +319,7 @@ def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -
     known = {(report.name, report.version): report for report in stores.checks}
     assert known.keys() == {("adam", 1), ("adam", 2), ("some/where.py:Mine", 1)}
     assert known["adam", 1].verdicts[0]["measured"] is None
-    assert known["adam", 1].failed == ["groups"]
+    assert known["adam", 1].serious == ["groups"]
     assert [record.path.stem for record in stores.damaged] == sorted(broken)
 
 

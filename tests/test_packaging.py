@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PLAIN = {
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna",
     "numpy", "scipy", "pydantic", "pyyaml", "rich", "cyclopts", "pyarrow", "duckdb", "distributed", "jinja2",
-    "typing-extensions", "altair", "vl-convert-python", "pandas", "pillow", "pytest",
+    "typing-extensions", "cloudpickle", "altair", "vl-convert-python", "pandas", "pillow", "pytest",
 }  # fmt: skip
 
 

@@ -207,7 +207,6 @@ def test_wild_names_do_no_harm(cli, store, kind):
         ("select final::int from runs where opt = 1", "Conversion Error"),
         ("select error('late') from runs", "late"),
         ("select '\x1b[31m' || nme from runs", "nme"),
-        ("", "takes one read-only query"),
         ("select 1; select 2", "takes one read-only query"),
         ("explain analyze copy (select 1) to 'x.csv'", "takes one read-only query"),
         ("copy (from runs) to 'runs.csv'", "takes one read-only query"),

@@ -166,7 +166,7 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
 
 
 def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 3, report=False, opt__lr="0.1", opt__momentum="0.009:0.9")
+    study = study_in(tmp_path, 3, report=False, opt="sngd", opt__lr="0.1", opt__momentum="0.009:0.9")
     while new := missing(study):
         for config in new:
             momentum = config.opt_options["momentum"]

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Report, Verdict, written
 from bench.config.options import is_none
+from bench.config.plugins import adopt, packed
 from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
-from optimizers.plugins import PluginError, adopt, packed
+from optimizers.plugins import PluginError
 from tasks import TASKS
 
 LIMIT = 30.0

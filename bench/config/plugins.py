@@ -1,5 +1,7 @@
 """Which code named in a record may run: installed code, and code that the user names on the command line."""
 
+import base64
+import pickle
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.text import clean
 from optimizers import OPTIMIZERS
-from optimizers.plugins import bare, provenance
+from optimizers.plugins import bare, provenance, session
 from tasks import TASKS
 
 _REGISTRIES = {"task": TASKS, "opt": OPTIMIZERS}
@@ -73,3 +75,18 @@ def _installed(kind: str, name: str) -> bool:
     """Whether a name needs no file or module, or an installed package announces exactly that module."""
     points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
     return ":" not in name or name in points
+
+
+def packed() -> str:
+    """The objects of this session, for `adopt` in another process."""
+    if not session:
+        return ""
+    import cloudpickle
+
+    return base64.b64encode(cloudpickle.dumps(session)).decode()
+
+
+def adopt(text: str) -> None:
+    """Take over the objects of another process's session, from a job of its own."""
+    if text:
+        session.update(pickle.loads(base64.b64decode(text)))

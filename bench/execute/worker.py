@@ -18,6 +18,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from bench import process
+from bench.config.plugins import adopt, packed
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import as_stored
 from bench.config.tuned import TunedBy
@@ -28,7 +29,6 @@ from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
 from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
-from optimizers.plugins import adopt, packed
 
 REPORT_SECONDS = 0.5
 """Seconds between reports of progress. Ours."""
