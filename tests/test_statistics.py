@@ -1,13 +1,12 @@
 """Statistics of boards against independent references, and by simulation."""
 
 import math
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats as reference
 
 from bench.results import stats
 from bench.results.sequential import LEAST_SEEDS, SHARES, advice, compare, decided_at, grid, least_wins, places
@@ -219,32 +218,3 @@ def test_median_time_counts_misses_and_does_not_drop_them() -> None:
     assert stats.median_time([1, 2, 3, 4, 5, 6, 7, None, None, None], [30] * 10) == stats.MedianTime(5, 2, math.inf, 30)
     cut = stats.median_time([2, 3, 4, 5, 6, 7, 8, 9, 10, None], [30] * 9 + [1])
     assert (cut.median, cut.low, cut.high) == (6, 2, 10)
-
-
-@given(st.lists(st.none() | numbers, min_size=1, max_size=7), st.sampled_from(["min", "max"]))
-def test_expected_best_is_the_mean_over_all_draws(scores: list[float | None], mode: str) -> None:
-    best = max if mode == "max" else min
-    for k, result in enumerate(stats.expected_best(scores, mode), 1):
-        draws = [[score for score in draw if score is not None] for draw in combinations(scores, k)]
-        if all(draws):
-            assert result == pytest.approx(np.mean([best(draw) for draw in draws]), abs=1e-9)
-        else:
-            assert result is None
-
-
-def test_the_ratio_of_means_has_a_jackknife_interval() -> None:
-    random = np.random.default_rng(0)
-    held, times = 0, 400
-    above = below = ratio = low = high = np.ones((8, 1))
-    for _ in range(times):
-        above, below = 3 + random.normal(size=(8, 1)), 2 + 0.5 * random.normal(size=(8, 1))
-        ratio, low, high = stats.ratio_of_means(above, below)
-        assert ratio[0] == pytest.approx(above.mean() / below.mean())
-        held += low[0] <= 1.5 <= high[0]
-    assert 0.92 <= held / times <= 0.985
-    logs = [math.log(np.delete(above, i).mean() / np.delete(below, i).mean()) for i in range(8)]
-    error = math.sqrt(7 / 8 * sum((x - np.mean(logs)) ** 2 for x in logs))
-    assert high[0] / ratio[0] == pytest.approx(math.exp(reference.t.ppf(0.975, 7) * error))
-    ratio, low, high = stats.ratio_of_means([[1.0, 1.0, 1.0]], [[2.0, -1.0, 0.0]])
-    assert ratio[0] == 0.5
-    assert np.isnan([*ratio[1:], *low, *high]).all()

@@ -109,22 +109,6 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
     return of_logarithms(wider) if log else wider
 
 
-def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[Array, ...]:
-    """The ratio of two means over seeds, with its 95 % interval by the jackknife of its logarithm (Tukey 1958).
-
-    The arguments have shape (S, P), with finite numerators; the ratio and the ends of its interval have shape (P,). It
-    is NaN where a mean is not positive, and its ends where one without a seed is not, or S is 1.
-    """
-    arrays = [np.asarray(values, dtype=np.float64) for values in (above, below)]
-    n, whole, others = len(arrays[0]), [x.sum(0) for x in arrays], [x.sum(0) - x for x in arrays]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        log_ratio, without = (np.where((a > 0) & (b > 0), np.log(a / b), np.nan) for a, b in (whole, others))
-    half = np.full(len(log_ratio), np.nan)
-    if n > 1:
-        half = float(stdtrit(n - 1, 0.975)) * np.sqrt((n - 1) * without.var(0))
-    return np.exp(log_ratio), np.exp(log_ratio - half), np.exp(log_ratio + half)
-
-
 def within(interval: Interval, low: float, high: float) -> Interval:
     """The interval cut at the smallest and largest possible value.
 
@@ -238,21 +222,3 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
     reached_half = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     return MedianTime(float(survival.quantiles[reached_half[0]]) if reached_half.size else math.inf, *bounds, last)
-
-
-def expected_best(scores: Values, mode: str) -> list[float | None]:
-    """Expected score of the best of k of these settings, drawn without replacement, for k = 1..N (exact).
-
-    After Dodge et al. (2019, "Show your work"), who draw with replacement. A diverged setting has the score None; the
-    result is None while all k may be such.
-    """
-    good = sorted((score for score in scores if score is not None), reverse=mode == "max")
-    n, lost, expected = len(scores), len(scores) - len(good), []
-    for k in range(1, n + 1):
-        if k <= lost:
-            expected.append(None)
-            continue
-        # The i-th best is the best of k if the k - 1 others come after it.
-        weights = [math.comb(n - 1 - i, k - 1) / math.comb(n, k) for i in range(len(good))]
-        expected.append(math.fsum(w * score for w, score in zip(weights, good, strict=True)))
-    return expected
