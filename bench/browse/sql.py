@@ -269,7 +269,7 @@ def written(answer: Answer, kind: str, *, to_file: bool) -> str:
     # Measurements of other tasks' runs, also the shipped ones, have hundreds of other columns.
     names = [name for name in answer.names if to_file or any(row[name] is not None for row in rows)] or answer.names
     table = Table("", [Column(name, name, digits=6) for name in names], rows)
-    if hidden := len(answer.names) - len(names):
-        table.notes.append(f"{hidden} columns without a value are not shown")
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
+    if hidden := len(answer.names) - len(names):
+        lines = [*lines, f"note: {hidden} columns without a value are not shown"]
     return "".join(f"{line}\n" for line in lines)
