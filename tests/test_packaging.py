@@ -125,5 +125,6 @@ def test_the_wheel_runs_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     assert "vasudeva2025/fixed-decoder" in run([program, "list", "experiments"])
     assert "my_opt/README.md" in run([program, "new", "optimizer", "my_opt"])
     assert run([str(python), "-c", "import bench; print(len(bench.load()))"]) == "5\n"
+    assert (Path(packages) / "bench/SKILL.md").read_text("utf-8").startswith("---\nname: ")  # for coding agents
     typed = {str(Path(packages) / top / "py.typed") for top in ("bench", "tasks", "optimizers")}
     assert all(Path(path).is_file() for path in typed)
