@@ -47,6 +47,10 @@ class Answer(Shown):
     lines: Sequence[str] = field(repr=False)
     code: int = 0
 
+    if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def as_json(self) -> Any:
         """The data."""
         return self.data() if callable(self.data) else self.data

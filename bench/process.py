@@ -7,6 +7,7 @@ Code that starts a process of the suite uses `bench_command` or `python_command`
 
 import atexit
 import gc
+import io
 import os
 import signal
 import sys
@@ -124,6 +125,15 @@ def ready() -> None:
     if _usual is not None and gc.get_threshold()[0] == _SELDOM:
         gc.freeze()
         gc.set_threshold(*_usual)
+
+
+def flush_files() -> None:
+    """Write what is buffered for open text files, also of modules that Python's teardown does not reach."""
+    gc.unfreeze()
+    for file in gc.get_objects():
+        if isinstance(file, io.TextIOWrapper) and not file.closed:
+            with suppress(OSError, ValueError):
+                file.flush()
 
 
 def end(code: int) -> NoReturn:

@@ -166,7 +166,7 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
     (mine,) = (row for row in over["rows"] if row["opt"] == "my.py:Signs")
     for table in tables:
         assert mine[table["title"]] == next(row["verdict"] for row in table["rows"] if row["opt"] == mine["opt"])
-    assert [line.partition(",")[0] for line in found["said"][:2]] == ["synthetic", "mha_planted"]
+    assert [line.partition(",")[0] for line in found["said"][:2]] == ["mha_planted", "synthetic"]
     out = Path("compared/synthetic-mha_planted/my.Signs")
     assert {path.name for path in (out / "tuned").iterdir()} >= {"synthetic", "mha_planted"}
     begun = {run.run_id: run.begun for run in Store(store).runs()}

@@ -29,7 +29,8 @@ def program() -> NoReturn:
     process.begin()
     code = _exit_code(sys.argv[1:])
     if foreign:
-        sys.exit(code)  # Python closes files that are still open
+        process.flush_files()
+        sys.exit(code)  # after which Python closes most files that are still open
     process.end(code)
 
 
