@@ -128,7 +128,7 @@ def ready() -> None:
 
 
 def flush_files() -> None:
-    """Write what is buffered for open text files, also of modules that Python's teardown does not reach."""
+    """Write what is buffered for open text files: Python does not close those of modules that it still refers to."""
     gc.unfreeze()
     for file in gc.get_objects():
         if issubclass(type(file), io.TextIOWrapper) and not file.closed:  # isinstance would wake torch's proxies

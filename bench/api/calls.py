@@ -37,9 +37,9 @@ def public(function: F) -> F:
             raise UserError(f"bench.{function.__name__.rstrip('_')}: {error}") from None
         for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
-            for each in value if parameter.kind is parameter.VAR_POSITIONAL else [value]:
+            for item in value if parameter.kind is parameter.VAR_POSITIONAL else [value]:
                 if parameter.kind is not parameter.VAR_KEYWORD:
-                    _check(name, each, parameter.annotation)
+                    _check(name, item, parameter.annotation)
         with silenced(not more.get("progress", True)):
             if "torch" not in sys.modules:
                 with session():
@@ -101,11 +101,11 @@ def _check(name: str, value: Any, kind: Any) -> None:
     plain: Any = value
     if _fits(plain.tolist() if hasattr(plain, "tolist") else plain, kind):
         return
-    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
-    for each in (kind, *kinds):
-        if get_origin(each) is Literal:
-            raise unknown(name, str(value), get_args(each))
-    words = dict.fromkeys(_WORDS[get_origin(each) or each] for each in kinds)
+    members = [member for member in get_args(kind) or (kind,) if member is not NoneType]
+    for member in (kind, *members):
+        if get_origin(member) is Literal:
+            raise unknown(name, str(value), get_args(member))
+    words = dict.fromkeys(_WORDS[get_origin(member) or member] for member in members)
     raise UserError(f"{name}={value!r}: write {' or '.join(words)}")
 
 
@@ -113,12 +113,12 @@ def _fits(value: Any, kind: Any) -> bool:
     """Whether a value has a type; `bench.api.source.name_of` judges what may also be a class."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return type in args or any(_fits(value, each) for each in args)
+        return type in args or any(_fits(value, member) for member in args)
     if origin is Literal:
         return value in args
     if origin is Sequence:
         return (
-            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(each, args[0]) for each in value)
+            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(item, args[0]) for item in value)
         )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)

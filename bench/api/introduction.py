@@ -60,11 +60,11 @@ def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answ
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
     board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
-    said = [verdict_in_words(table.rows), HONEST]
-    data = {"boards": as_json([board]), "said": said, "plot": out, "next": [command for command, _ in NEXT]}
+    sentences = [verdict_in_words(table.rows), HONEST]
+    data = {"boards": as_json([board]), "said": sentences, "plot": out, "next": [command for command, _ in NEXT]}
     prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
     following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
-    words = [textwrap.fill(text, 100) + "\n" for text in said]
+    words = [textwrap.fill(text, 100) + "\n" for text in sentences]
     return Answer(data, [written([board], "table", None), *words, "Try next:", *following])
 
 

@@ -87,13 +87,13 @@ def _typed(parameter: inspect.Parameter) -> inspect.Parameter | None:
 def parameters_of(name: str) -> list[inspect.Parameter]:
     """The parameters of a command, as the command line converts them."""
     all_parameters = inspect.signature(COMMANDS[name]).parameters
-    typed = [_typed(each) for each in all_parameters.values() if each.name not in settings_of_a_run(name)]
+    typed = [_typed(option) for option in all_parameters.values() if option.name not in settings_of_a_run(name)]
     return sorted(filter(None, typed), key=lambda parameter: parameter.kind)
 
 
 def options_of(name: str) -> list[str]:
     """The options of a command, with dashes; its runs have further ones."""
-    return [*(f"--{each.name}" for each in parameters_of(name) if each.kind is each.KEYWORD_ONLY), "--json"]
+    return [*(f"--{option.name}" for option in parameters_of(name) if option.kind is option.KEYWORD_ONLY), "--json"]
 
 
 def settings_of_a_run(name: str) -> dict[str, str]:

@@ -68,11 +68,11 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
             diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}"))
-        failed = any(each.level == "FAIL" for each in diagnoses)
-    count = sum(each.level == "FAIL" for each in diagnoses)
+        failed = any(item.level == "FAIL" for item in diagnoses)
+    count = sum(item.level == "FAIL" for item in diagnoses)
     end = f"{count} FAIL: fix them as the lines say" if failed else "everything found here works"
     lines = [*shown(Table.of(COLUMNS, diagnoses)), "", end]
-    return Answer({"ok": not failed, "diagnoses": [each._asdict() for each in diagnoses]}, lines, int(failed))
+    return Answer({"ok": not failed, "diagnoses": [item._asdict() for item in diagnoses]}, lines, int(failed))
 
 
 # -- software -----------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     yield Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}")
     fix = "copy it again from its source, or delete it and train again"
-    yield from (Diagnosis("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged)
+    yield from (Diagnosis("FAIL", "store", f"damaged: {fault}; {fix}") for fault in contents.damaged)
 
 
 def _existing(path: Path) -> Path:
