@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,22 +177,12 @@ def read_report(path: Path, kind: type[Report]) -> Report:
     return parse(read_bytes(path), kind, path)
 
 
-def reports_in(store: Path) -> list[Record | Damaged]:
-    """All records in a store; for unreadable ones, or their folder, what is wrong."""
-    records = list[Record | Damaged]()
+def reports_in(store: Path) -> Iterator[Record | Damaged]:
+    """All records in a store; for unreadable ones what is wrong."""
     for kind in KINDS:
-        folder = store / kind.folder
-        try:
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names only
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            records.append(Damaged(folder, f"it cannot be read ({error.strerror})"))
-            continue
-        for name in names:
+        for path in sorted((store / kind.folder).glob("*.json")):
             with suppress(FileNotFoundError):  # it has just been removed, or is a link
                 try:
-                    records.append(read_report(folder / name, kind))
+                    yield read_report(path, kind)
                 except Damaged as error:
-                    records.append(error)
-    return records
+                    yield error

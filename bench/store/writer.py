@@ -1,6 +1,5 @@
 """Training a block: the files that a process writes while it holds the block's lock."""
 
-import ctypes
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +16,10 @@ from bench.store.tables import (
     TABLES,
     Columns,
     Rows,
-    curve_rows,
     joined,
     parts_in,
     read_parts,
+    rows_of_curve,
     write_columns,
     write_part,
 )
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 RESERVED = ("step", "run_id", "filename")
 """Names of columns of tables and of DuckDB."""
 
@@ -60,14 +58,14 @@ class BlockWriter:
         with making(store):
             self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
         self.close = self._lock.release
+        self._step = self._written = resume
+        self._rows = list[dict[str, Rows]]()
         try:
             with disk_errors(store):
                 if not again and os.path.lexists(self.folder / DONE):
                     read_block(self.folder)
                     raise RunBusy(f"{what} was just trained by another process")
                 _clear(self.folder, state=not resume, after=resume)
-                self._step = self._written = resume
-                self._rows = list[dict[str, Rows]]()
                 write_records(self.folder / RUNS, runs)
         except BaseException as error:
             self.close()
@@ -79,7 +77,7 @@ class BlockWriter:
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
-        self._rows.append(curve_rows(self._step, rows))
+        self._rows.append({"curve": rows_of_curve(self._step, rows)})
         self._step += len(rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
@@ -151,7 +149,7 @@ class BlockWriter:
         self.close()
 
     def _refuse_if_gone(self) -> None:
-        """Raise if the folder was deleted or replaced: nobody would read further writes."""
+        """Nobody would read what is written into a folder that was deleted or replaced."""
         if not self._lock.is_intact:
             raise RunFailed(f"{self.folder} was deleted, moved or replaced during training; repeat the command")
 
@@ -172,7 +170,7 @@ def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
 
 @contextmanager
 def _results(folder: Path) -> Iterator[Path]:
-    """As `new_results`, for the caller that has the lock; on failure, the block has the results that it had."""
+    """As `new_results`, for the caller that has the lock."""
     done, old, out = folder / DONE, folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
     out.mkdir()
     try:
@@ -180,27 +178,14 @@ def _results(folder: Path) -> Iterator[Path]:
         if not any(out.iterdir()):
             return
         sync(out)
-        if not _exchange(out, done):
-            with suppress(FileNotFoundError):
-                done.rename(old)
-            try:
-                out.rename(done)
-            except OSError:
-                with suppress(FileNotFoundError):
-                    old.rename(done)
-                raise
+        with suppress(FileNotFoundError):
+            done.rename(old)  # of a run that is trained again; a kill after this line leaves its last checkpoint
+        out.rename(done)
         sync(folder)
         sync(folder.parent)
         _clear(folder, state=True)
     finally:
         remove(out)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one atomic step; False if one is missing, or the file system cannot (NFS, macOS)."""
-    with suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
-    return False
 
 
 def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
