@@ -223,6 +223,7 @@ def _file(path: Path) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        vars(module)["__self__"] = module  # or Python's teardown passes over it, and does not flush its open files
         sys.path.append(str(path.resolve().parent))  # its own helpers
         try:
             spec.loader.exec_module(module)

@@ -80,15 +80,3 @@ def test_a_gpu_counts_what_torch_has_allocated(monkeypatch):
 )
 def test_memory_is_short(error):
     assert ran_out(error)
-
-
-def test_other_errors_are_no_shortage_of_memory():
-    others = (
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        OSError(28, "No space left"),
-        KeyError("memory"),
-    )
-    assert not any(map(ran_out, others))
-    with pytest.raises(RuntimeError) as error:
-        torch.empty(2**50, dtype=torch.uint8)
-    assert ran_out(error.value)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
-from bench.process import bench_command
 from bench.store.store import Store
 from optimizers.plugins import provenance
 from tests.conftest import Answer, Cli
@@ -123,13 +121,6 @@ def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.Mon
     assert allowed(names, {}, {"opt": [names["opt"]]}, "run x", []) == names
     with pytest.raises(UserError, match="was trained with gone of gone 1; install that version"):
         allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
-
-
-def test_workers_ignore_a_folder_named_as_ours(here: Path, imported: Callable[[], bool]) -> None:
-    (here / "optimizers").mkdir()
-    (here / "optimizers/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name("))
-    done = subprocess.run(bench_command("list", "studies"), capture_output=True, text=True, check=False)
-    assert (done.returncode, imported()) == (0, False), done.stderr
 
 
 class Evil:

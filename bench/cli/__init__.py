@@ -29,8 +29,7 @@ def program() -> NoReturn:
     process.begin()
     code = _exit_code(sys.argv[1:])
     if foreign:
-        process.flush_files()
-        sys.exit(code)  # after which Python closes most files that are still open
+        sys.exit(code)  # Python's teardown closes the files of plug-ins
     process.end(code)
 
 

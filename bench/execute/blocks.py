@@ -39,6 +39,11 @@ class Block:
         """The configurations by id, in the order of the block's records."""
         return {config.run_id: config for row in self.grid for config in row}
 
+    @property
+    def first(self) -> RunConfig:
+        """The first configuration."""
+        return self.grid[0][0]
+
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
     """Refuse runs that cannot run (UserError); `early` checks only what needs no torch."""

@@ -115,15 +115,12 @@ def _inode(file: Path | int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Block:
-    """A block as read from a store: its folder, records by id in the order of the lanes, and its state.
-
-    `done` says whether it has results, `busy` whether a process trains it now.
-    """
+    """A block as read from a store."""
 
     folder: Path
-    runs: dict[str, RunResult]
-    done: bool = False
-    busy: bool = False
+    runs: dict[str, RunResult]  # by id, in the order of the lanes
+    done: bool = False  # whether it has results
+    busy: bool = False  # whether a process trains it now
 
     @property
     def at(self) -> Path:

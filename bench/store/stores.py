@@ -23,16 +23,10 @@ HOW_TO_FILL = (
 
 
 class Stores:
-    """Runs and studies of one or more stores; duplicates count once.
+    """Runs and studies of one or more stores; duplicates count once. UserError if a folder does not exist.
 
-    Among several records of a run, `bench.store.store.order` decides, then their text: not the order of the stores.
-
-    Args:
-        folders: of the stores.
-        reference: a store of reference results, used for runs that no other store has; or None.
-
-    Raises:
-        UserError: a folder does not exist.
+    Runs that no store has are read from `reference`, a store of reference results, if any. Among several records of a
+    run, `bench.store.store.order` decides, then their text: not the order of the stores.
     """
 
     def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:

@@ -53,10 +53,9 @@ def joined(parts: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
     for table in TABLES:
         rows = [part[table] for part in parts if table in part]
         if other := next((piece.names for piece in rows if piece.names != rows[0].names), None):
-            raise RunFailed(
-                f"the measurements of the run began with {', '.join(rows[0].names)}, and the task now gives"
-                f" {', '.join(other)}; train again with --rerun"
-            )
+            before, now = ", ".join(rows[0].names), ", ".join(other)
+            why = f"the measurements of the run began with {before}, and the task now gives {now}"
+            raise RunFailed(f"{why}; train again with --rerun")
         if rows:
             steps, values = (np.concatenate([piece[i] for piece in rows]) for i in (1, 2))
             tables[table] = Rows(rows[0].names, steps, values)

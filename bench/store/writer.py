@@ -29,25 +29,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RESERVED = ("step", "run_id", "filename")
-"""Names of columns of tables and of DuckDB."""
-
 
 class BlockWriter:
     """The block of these runs, locked for this process and ready to train.
 
-    All methods raise RunFailed if the disk is full or gone, or the block was deleted, moved or replaced meanwhile.
-
-    Args:
-        store: its folder; created if needed.
-        runs: initial records, in the order in which the block holds them.
-        resume: keep the checkpoint of an interrupted process, which is of this step, and the rows up to it.
-        again: train although the block has results, which stay until new ones replace them.
-
-    Raises:
-        RunBusy: another process is training the block, or just finished it.
-        UserError: the store cannot be written, or the block has unreadable results.
-        RunFailed: the disk is full.
+    `resume` is the step of the checkpoint of an interrupted process, which is kept with the rows up to it; with
+    `again`, results that the block has stay until new ones replace them. It raises RunBusy if another process trains
+    the block or has just finished it, UserError if the store cannot be written or has unreadable results. All methods
+    raise RunFailed if the disk is full or gone, or the block was deleted, moved or replaced meanwhile.
     """
 
     def __init__(self, store: Path, runs: Sequence[RunResult], *, resume: int = 0, again: bool = False) -> None:
@@ -84,14 +73,8 @@ class BlockWriter:
         """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps."""
         import numpy as np
 
-        if not names:
-            return
-        if len({name.casefold() for name in (*names, *RESERVED)}) < len(names) + len(RESERVED):
-            raise RunFailed(
-                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
-                f" capitals, and {', '.join(RESERVED)} are reserved; rename the task's measurements"
-            )
-        self._rows.append({"measurements": Rows(tuple(names), np.array(steps, float), np.asarray(values, float))})
+        if names:
+            self._rows.append({"measurements": Rows(tuple(names), np.array(steps, float), np.asarray(values, float))})
 
     def flush(self) -> None:
         """Write the rows since the last call to disk, before a checkpoint that relies on them."""
@@ -102,10 +85,7 @@ class BlockWriter:
             self._written, self._rows = self._step, []
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables and records, in the order of the runs, in one atomic step.
-
-        A run's tables end at its last step. On failure, the block stays in training.
-        """
+        """Finish the block: write tables, up to the last step of each run, and records in one atomic step."""
         self._refuse_if_gone()
         try:
             tables = joined([read_parts(self.folder, len(self.runs)), *self._rows])
@@ -115,22 +95,19 @@ class BlockWriter:
         if rows < max((result.steps for result in results if not result.thinned), default=0):
             raise RunFailed(f"rows of {self.folder} were lost during the run; train it again with --rerun")
         with disk_errors(self.store), _results(self.folder) as out:
-            write_block(
-                out,
-                [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)],
-            )
+            runs = [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)]
+            write_block(out, runs)
             self._refuse_if_gone()
         self.close()
 
     def leave(self, results: Sequence[RunResult], error: BaseException | None = None) -> str:
         """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone.
 
-        Returns:
-            Where the traceback of the error is, as the end of a sentence; empty without one.
+        Returns where the traceback of the error is, as the end of a sentence; empty without one.
         """
+        where = ""
         with suppress(OSError, RunFailed):
             self.flush()
-        where = ""
         with suppress(OSError, RunFailed):
             self._refuse_if_gone()
             write_records(self.folder / RUNS, results)
@@ -156,10 +133,7 @@ class BlockWriter:
 
 @contextmanager
 def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
-    """An empty folder whose files, if any, become the results of a block at the end of the context, under its lock.
-
-    If a process trains the block, it raises `busy`.
-    """
+    """An empty folder whose files become the results of a block at the end of the context; `busy` if it is locked."""
     lock = Lock(folder, busy)
     try:
         with _results(folder) as out:
