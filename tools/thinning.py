@@ -1,17 +1,14 @@
-"""Copy finished runs into a small store for `results`: `make reference-save UNFINISHED=TASK,...`.
+"""Copy finished runs into a small store for `results`, as `tools.publish` does.
 
 Fresh seeds keep 200 rows of their curves, trials a tenth of that, their last evaluation and no measurements.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.config.values import place
 from bench.output import remark
 from bench.store.block import DONE, name_of
 from bench.store.files import Damaged, disk_errors
@@ -86,19 +83,3 @@ def _kept(
         keep[rows_kept(len(keep), points)] = True
         thin[name] = {column: values[keep] for column, values in table.items()}
     return replace(run, thinned=run.thinned or run.steps > points), thin
-
-
-def main() -> int:
-    """Copy the runs of some tasks from the store into a new one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", help="names of tasks, separated by commas")
-    parser.add_argument("out", type=Path, help="folder of the new store")
-    args = parser.parse_args()
-    stores = Stores([place("store")])
-    runs = copy(stores, [run for run in stores.runs if run.is_of(args.tasks.split(","), None)], args.out)
-    print(f"{len(runs)} runs are in {args.out}")
-    return int(not runs)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
