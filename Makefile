@@ -30,7 +30,7 @@ bench:  ## measure speed against baselines
 
 gpu:  ## on a box with a GPU: tests, and speed against plain PyTorch
 	$(PYTHON) -m pytest -q -n 0 -o filterwarnings=default -m gpu tests/test_gpu.py
-	$(PYTHON) -m benchmarks.gpu
+	$(PYTHON) -m benchmarks --device cuda
 
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
 	python3 -m venv $(V100)

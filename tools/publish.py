@@ -26,7 +26,6 @@ from bench.boards.explain import tried
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
 from bench.boards.theory import theory
-from bench.config.tuned import read_tuned
 from bench.config.values import place
 from bench.output import write
 from bench.papers import shipped
@@ -88,13 +87,7 @@ def finished(stores: Stores) -> list[str]:
 
 
 def ship(stores: Stores, tasks: Sequence[str], tuned: Path) -> None:
-    """Write the runs of these tasks in place of the shipped ones on the same tasks, settings and pages of searches.
-
-    Args:
-        stores: have the runs.
-        tasks: by name.
-        tuned: folder with the tuned settings to ship.
-    """
+    """Write the runs of these tasks in place of the shipped ones; settings and pages of searches are in `tuned`."""
     names = {spec.name for spec in specs()}
     studies = [study for study in stores.studies if study.name in names and study.task in tasks]
     stores = copy(stores)
@@ -105,23 +98,18 @@ def ship(stores: Stores, tasks: Sequence[str], tuned: Path) -> None:
     runs = [run for run in stores.runs if run.run_id in trials or _settings(run) in settings]
     with TemporaryDirectory() as folder:
         thinning.copy(stores, runs, Path(folder))
-        _withdraw({_arm(run) for run in runs})
+        _withdraw({(run.config["task"], run.config["trainer"]["schedule"]) for run in runs})
         shutil.copytree(folder, RUNS, dirs_exist_ok=True)
     for task in tasks:
-        target = Path("configs/tuned") / slug(task)
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for study in (study for study in studies if study.task == task):
-            path = tuned / slug(task) / f"{slug(study.opt)}.yaml"
-            if path.is_file() and read_tuned(path).study == study.name:
-                shutil.copy(path, target)
-        target = SEARCHES.parent / task
-        target.mkdir(parents=True, exist_ok=True)
+        settings_of_task, searched = Path("configs/tuned") / slug(task), SEARCHES.parent / task
+        shutil.rmtree(settings_of_task, ignore_errors=True)
+        shutil.copytree(tuned / slug(task), settings_of_task, ignore=shutil.ignore_patterns("sensitivity.*"))
+        searched.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tuned / task / "sensitivity.png", searched)
         page = (tuned / task / "sensitivity.md").read_text("utf-8")
         # Without the folders of the machine that made it.
         page = re.sub(r"^Made by `[^`]*`", "Made by `bench suite reference`", page, flags=re.MULTILINE)
-        (target / "sensitivity.md").write_text(page, "utf-8")
-        shutil.copy(tuned / task / "sensitivity.png", target)
+        (searched / "sensitivity.md").write_text(page, "utf-8")
     print(f"shipped {len(runs)} runs and {len(studies)} studies")
 
 
@@ -129,15 +117,10 @@ def _settings(run: RunResult) -> tuple[Any, ...]:
     return run.config["task"], run.config["opt"], run.config["opt_options"], run.problem
 
 
-def _arm(run: RunResult) -> tuple[str, str]:
-    """Task and schedule of a run; a shipped block has the runs of one."""
-    return run.config["task"], run.config["trainer"]["schedule"]
-
-
 def _withdraw(arms: set[tuple[str, str]]) -> None:
-    """Remove the shipped runs of these tasks and schedules, and their studies."""
+    """Remove the shipped blocks with these tasks and schedules, of which each has one, and their studies."""
     old = Stores([RUNS])
-    run_ids = {run.run_id for run in old.runs if _arm(run) in arms}
+    run_ids = {run.run_id for run in old.runs if (run.config["task"], run.config["trainer"]["schedule"]) in arms}
     for folder in {old.place(run_id) for run_id in run_ids}:
         shutil.rmtree(folder)
     for study in old.studies:
@@ -149,14 +132,7 @@ def _withdraw(arms: set[tuple[str, str]]) -> None:
 
 
 class _Column(NamedTuple):
-    """A task in the published tables.
-
-    Attributes:
-        kind: of the task, a key of `KINDS`.
-        title: what the cells are.
-        key: of the cells in the rows.
-        table: the rows, of the board `quality`, or `theory` where the reference is at the floor of the loss.
-    """
+    """A task in the published tables: its kind, what its cells are, their key in the rows, and the table of a board."""
 
     kind: str
     title: str
@@ -168,7 +144,7 @@ def _columns(runs: Collected) -> dict[str, _Column]:
     """The published tasks."""
     ranked, aligned = ({table.title: table for table in board(runs).tables} for board in (quality, theory))
     names = {problem.task: problem.name for problem in runs.problems}
-    columns = {}
+    columns: dict[str, _Column] = {}
     for kind, parts in KINDS.items():
         for task in sorted(names.keys() & {task for part in parts for plan in suite.load(part) for task in plan.tasks}):
             table = ranked[names[task]]
