@@ -12,8 +12,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.papers.arms import Arm
-from bench.papers.figures import LABELS, FigureSpec, Panel, constants_map, describe
-from bench.papers.verdicts import Finding
+from bench.papers.figures import LABELS, FigureSpec, Panel, describe
 from bench.plots.panels import Line
 from bench.plots.theme import picture, write_pictures
 from tests.arms import arm_of
@@ -144,16 +143,3 @@ def test_smoothing_is_a_mean_over_steps() -> None:
 def test_impossible_charts_are_refused(panel: dict[str, Any], arms: dict[str, Arm], message: str) -> None:
     with pytest.raises(UserError, match=message):
         describe(FigureSpec.model_validate({"panels": [panel]}), arms)
-
-
-def test_a_map_marks_verdicts_by_the_constants_that_vary() -> None:
-    grid = [{"task.S": s, "task.sigma": 0.1, "times.opt.lr": k} for s in (1.0, 2.0) for k in (0.1, 1.0)]
-    verdicts: list[Any] = ["holds", "fails", "undecided", "holds"]
-    region = [(at, {"train": Finding(v, 1, 0, 2, "", "")}) for at, v in zip(grid, verdicts, strict=True)]
-    chart = constants_map(region)
-    alt.Chart.from_dict(chart, validate=True)
-    rows = [tuple(row.values()) for row in chart["data"]["values"]]
-    places = ["1.0, 0.1", "1.0, 1.0", "2.0, 0.1", "2.0, 1.0"]
-    assert rows == [(at, "train", verdict) for at, verdict in zip(places, verdicts, strict=True)]
-    assert chart["encoding"]["x"]["title"] == "S, times.opt.lr"
-    assert picture(chart, ".png").startswith(b"\x89PNG")

@@ -42,11 +42,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def listed() -> Answer:
     """The experiments."""
-    from bench.papers.experiments import read
+    from bench.papers.experiments import load
     from bench.results.render import shown
     from bench.results.table import Table
 
-    titles = [(name, read(name).title) for name in experiments()]
+    titles = [(name, load(name).title) for name in experiments()]
     return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 

@@ -19,7 +19,7 @@ from bench.execute.command import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
 from bench.papers.experiments import Experiment, Settings, blaming, load
-from bench.papers.figures import constants_map, describe
+from bench.papers.figures import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
 from bench.plots.theme import write_pictures
@@ -36,7 +36,7 @@ ArmRun = tuple[str, RunConfig]
 class Request(NamedTuple):
     """The experiment with all changes, its runs seed by seed, and constants, experiment and runs of each point.
 
-    `altered` says whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `altered`: the command line gave settings that may change results, or fewer seeds than the YAML.
     """
 
     experiment: Experiment
@@ -80,17 +80,9 @@ def ask(name: str, places: Settings, version: Version) -> Request:
 
 
 def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction | None:
-    """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
+    """Run an experiment, and write figure, claims and page into a folder; None if a signal stopped it.
 
-    Args:
-        name: of `experiments()`.
-        folder: of the output; created if needed.
-        places: data, store and device.
-        version: small or whole, with or without search, and the changes.
-        effort: how the runs are trained.
-
-    Raises:
-        UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
+    `places` are data, store and device. A `UserError` if the experiment or a setting is unknown or data are missing.
     """
     with doing("reading the experiment"):
         request = ask(name, places, version)
@@ -111,8 +103,6 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
     with doing("drawing"), writing(folder):
         figure = describe(experiment.figure, arms, "quick version, no evidence" * version.quick)
         write_pictures(figure.spec(live=False), folder / "figure")
-        if region:
-            write_pictures(constants_map(region), folder / "map")
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result

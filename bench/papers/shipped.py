@@ -47,11 +47,7 @@ class Page(BaseModel):
 
 
 def read(folder: Path, papers: Sequence[str] = ()) -> list[Page]:
-    """The pages `PAPER/EXPERIMENT/claims.json` of a folder. Nothing is imported and nothing written.
-
-    Args:
-        folder: an output folder of `bench reproduce`, or the shipped `results`.
-        papers: papers to keep; all by default.
+    """The pages `PAPER/EXPERIMENT/claims.json` of a folder, of these papers (default: all); nothing is imported.
 
     Raises:
         UserError: there are no claims, a paper has none, or a page is damaged.
