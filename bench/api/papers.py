@@ -15,22 +15,12 @@ if TYPE_CHECKING:
     from bench.papers.reproduction import Version
 
 
-def claims(name: str | None, out: Path | None) -> "Table":
-    """The verdicts on all claims, written to a file if given.
-
-    Args:
-        name: a paper, or a folder of `PAPER/EXPERIMENT/claims.json`; None for all shipped pages.
-        out: file of the verdicts.
-
-    Raises:
-        UserError: there are no pages, as in an installed wheel, or one is damaged.
-    """
+def claims(paper: str | None, out: Path | None) -> "Table":
+    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
     from bench.api.results import Table
     from bench.papers.shipped import board, read
 
-    folder = Path(name) if name is not None and Path(name).is_dir() else None
-    pages = read(RESULTS, [name] if name else ()) if folder is None else read(folder)
-    table = Table([board(pages)])
+    table = Table([board(read(RESULTS, paper))])
     if out is not None:
         table.write(out)
     return table

@@ -12,7 +12,7 @@ from bench.config.strict_yaml import read_yaml
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms
-from bench.papers.claims import CLAIMS, judge
+from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
 from bench.text import located, why_wrong
@@ -212,12 +212,9 @@ def load(name: str) -> Experiment:
             first = error.errors()[0]
             raise UserError(f"{': '.join(map(str, located(first, content)))}: {why_wrong(first['msg'])}") from None
         arms = {label: _with_tuned(label, experiment.common, arm) for label, arm in experiment.arms.items()}
-        for claim in experiment.claims:
+        for claim in experiment.claims:  # before anything is trained
             with blaming(f"claim {claim.name}"):
-                check_known("claim test", [claim.test], CLAIMS)
                 check_known("arm", claim.arms, arms)
-        for labels in (experiment.quick.arms, *(panel.arms or [] for panel in experiment.figure.panels)):
-            check_known("arm", labels, arms)
         return experiment.model_copy(update={"arms": arms})
 
 
