@@ -57,9 +57,6 @@ settings, without those that are off. Hours are the wall time of all trials, wit
 `bench leaderboard --task TASK --explain OPT` prints costs, machines and commands of a row."""
 
 
-# -- shipping ---------------------------------------------------------------------------------------------------------
-
-
 def specs() -> list[StudySpec]:
     """The studies of the reference suite."""
     return [spec for parts in KINDS.values() for part in parts for plan in suite.load(part) for spec in plan.specs({})]
@@ -126,9 +123,6 @@ def _withdraw(arms: set[tuple[str, str]]) -> None:
     for study in old.studies:
         if study.run_ids & run_ids:
             study.path(RUNS).unlink()
-
-
-# -- pages ------------------------------------------------------------------------------------------------------------
 
 
 class _Column(NamedTuple):

@@ -26,9 +26,6 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 
-# -- noise ------------------------------------------------------------------------------------------------------------
-
-
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Standard normal numbers."""
     return rng.normal(size=shape)
@@ -77,14 +74,10 @@ UNEQUAL: dict[str, Draw] = {
 """Pairs in which neither is better on more than half of the seeds; that one diverges more often is true."""
 
 
-# -- verdicts ---------------------------------------------------------------------------------------------------------
-
-
 def verdicts(gains: Array) -> NDArray[np.int8]:
     """Signs of `compare`'s verdicts on the first n of N seeds, for n = 1..N; a verdict is final.
 
-    Args:
-        gains: of the first over the second, shape (R, N); infinite where one of the two diverged.
+    `gains` of the first over the second have the shape (R, N); they are infinite where one of the two diverged.
     """
     least = np.array([least_wins(n, SHARES[0]) for n in range(1, gains.shape[1] + 1)])
     return _final((gains > 0).cumsum(1), (gains < 0).cumsum(1), least)
@@ -115,11 +108,7 @@ def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[st
 
 
 def other_orders(most: int = 50, planned: int = 60, repeats: int = 2_000) -> tuple[float, float]:
-    """Shares of pairs with a false verdict at any number of seeds up to the most, if seeds do not come in order.
-
-    Returns:
-        If each new seed has a smaller number than the others; and if planned seeds come in random order.
-    """
+    """Shares of pairs with a false verdict by `most` seeds, if they come in reverse order, and in random order."""
     rng = np.random.default_rng(0)
     gains = rng.normal(size=(repeats, planned))
     order = rng.permuted(np.tile(np.arange(planned), (repeats, 1)), axis=1)
@@ -150,9 +139,6 @@ def false_words(optimizers: int, n: int, repeats: int) -> float:
     return wrong / repeats
 
 
-# -- intervals --------------------------------------------------------------------------------------------------------
-
-
 def coverage(draw: Draw, n: int, repeats: int = 10_000, *, log: bool = False) -> float:
     """Share of 95 % t-intervals over n seeds that contain the true mean 0, or, of logarithms, the geometric mean 1."""
     values = draw(np.random.default_rng(n), (repeats, n))
@@ -169,8 +155,6 @@ def effect_coverage(draw: Draw, n: int, repeats: int = 2_000) -> float:
     shown = [effect for effect in effects if effect is not None]
     return sum(effect.low <= 0 <= effect.high for effect in shown) / len(shown)
 
-
-# -- the noise of tuning ----------------------------------------------------------------------------------------------
 
 SETTINGS = np.arange(-4.0, 5.0)
 """A grid, in units of its step. The reported value is the squared distance to the optimum."""
@@ -219,8 +203,6 @@ def retuned_coverage(
     return [(plain, ours) for plain, ours in (held / repeats).tolist()]
 
 
-# -- more seeds -------------------------------------------------------------------------------------------------------
-
 EFFECTS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Effects in standard deviations of the paired differences, equally likely."""
 
@@ -256,8 +238,6 @@ def advised(n: int) -> tuple[float, float]:
                 right += share * float(true_times(n, wins, chance)[span[0] : span[1] + 1].sum())
     return given / left, right / given if given else math.nan
 
-
-# -- the page ---------------------------------------------------------------------------------------------------------
 
 SEEDS, FEW = (3, 5, 7, 10, 20, 50), (5, LEAST_SEEDS, 10, 15, 20, 30)
 PAGE = """# Simulations of the statistics
