@@ -1,6 +1,5 @@
 """Experiments of papers: their list, the shipped verdicts, and one of them run."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ def listed() -> Answer:
     return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 
-def version(quick: bool, search: bool, seeds: str | None, changes: Mapping[str, Any]) -> "Version":
+def version(quick: bool, search: bool, seeds: str | None, changes: dict[str, Any]) -> "Version":
     """The requested version of an experiment."""
     with doing("reading the experiment"):
         from bench.papers.reproduction import Version
@@ -61,12 +60,13 @@ def reproduce(
         from bench.papers import reproduce as papers
         from bench.papers.reproduction import as_json, claim_lines
 
-    kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
+    kind = "-quick" * version.quick + "-changed" * bool(
+        version.changes or version.seeds is not None
+    )  # so that no trial overwrites the real page
     folder = folder or Path("reproduced") / f"{name}{kind}"
     if dry:
         todo = papers.ask(name, places, version).every
         about = [{"arm": arm, "seed": config.seed} for arm, config in todo]
         return dry_run([config for _, config in todo], effort, about)
     result = papers.reproduce(name, folder, places, version, effort)
-    assert result is not None
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))

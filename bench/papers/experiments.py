@@ -130,10 +130,7 @@ class Experiment(Described):
         return versions
 
     def changed(
-        self,
-        settings: Mapping[str, Any],
-        seeds: int | Sequence[int] | None = None,
-        arms: Mapping[str, Settings] | None = None,
+        self, settings: Settings, seeds: int | Sequence[int] | None = None, arms: Mapping[str, Settings] | None = None
     ) -> "Experiment":
         """The version with these settings in all arms and in single ones, and these seeds; for `times.` see `Search`.
 

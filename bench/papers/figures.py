@@ -36,15 +36,10 @@ class Described(NoBooleans):
 
 
 class Panel(Described):
-    """One pair of axes.
+    """One pair of axes: column `y`, logarithmic axes `log`, a title, and labels of the shown arms (default: all).
 
-    Attributes:
-        y: column.
-        log: the axes that are logarithmic.
-        title: shown above the panel.
-        arms: labels of the shown arms; all by default.
-        strip: prefix that the legend omits from labels, so that panels of two methods share legend entries.
-        smooth: steps of a running mean, for noisy losses of batches.
+    The legend omits the prefix `strip` of labels, so that panels of two methods share entries. `smooth` are the steps
+    of a running mean, for noisy losses of batches.
     """
 
     y: str

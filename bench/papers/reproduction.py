@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -34,17 +34,12 @@ class Version:
     quick: bool = False
     search: bool = False
     seeds: int | Sequence[int] | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Settings = field(default_factory=dict)
 
     @property
     def count(self) -> int | None:
         """The number of seeds, if it was given."""
         return self.seeds if isinstance(self.seeds, int | None) else len(self.seeds)
-
-    @property
-    def changed(self) -> bool:
-        """Whether this is not the experiment as its YAML defines it, small or whole."""
-        return bool(self.changes) or self.seeds is not None
 
     @property
     def words(self) -> str:
@@ -71,22 +66,6 @@ class Reproduction:
     altered: bool = False
 
     @property
-    def small(self) -> bool:
-        """Whether data, steps, model or seeds were reduced, so that no claim is settled."""
-        return bool(self.version.quick or self.altered or self.remarks)
-
-    @property
-    def claims(self) -> list[tuple[str, Claim, Finding]]:
-        """The claims: verdict in words, claim, finding."""
-        rows = []
-        for claim in self.experiment.claims:
-            finding = self.findings[claim.name]
-            readings = [reading.verdict for reading in finding.readings.values()]
-            region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-            rows.append((said(finding.verdict, readings, region, small=self.small), claim, finding))
-        return rows
-
-    @property
     def runs(self) -> list[RunResult]:
         """The runs of all arms."""
         return [run for arm in self.arms.values() for run in arm.runs.values()]
@@ -94,11 +73,23 @@ class Reproduction:
     @property
     def remarks(self) -> list[str]:
         """Why the runs are less than the paper's."""
+        parts = sorted({run.part for run in self.runs if run.part})
         size = [f"smaller than the paper's: {self.experiment.undersized}"] if self.experiment.undersized else []
-        return [
-            *(f"not the whole task: {part}." for part in sorted({run.part for run in self.runs} - {None, ""})),
-            *size,
-        ]
+        return [*(f"not the whole task: {part}." for part in parts), *size]
+
+    @property
+    def small(self) -> bool:
+        """Whether data, steps, model or seeds were reduced, so that no claim is settled."""
+        return bool(self.version.quick or self.altered or self.remarks)
+
+    @property
+    def claims(self) -> Iterator[tuple[str, Claim, Finding]]:
+        """The claims: verdict in words, claim, finding."""
+        for claim in self.experiment.claims:
+            finding = self.findings[claim.name]
+            readings = [reading.verdict for reading in finding.readings.values()]
+            region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
+            yield said(finding.verdict, readings, region, small=self.small), claim, finding
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

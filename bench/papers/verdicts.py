@@ -66,19 +66,10 @@ def together(parts: Iterable[Part]) -> Finding:
 
 
 def within(
-    x: Interval | None,
-    low: float,
-    high: float,
-    unit: str,
-    text: str,
-    *,
-    shown: Interval | None = None,
-    ties: bool = True,
-    limit: Verdict = "holds",
-    faster: Literal["above", "below"] | None = None,
-    least: Interval | None = None,
+    x: Interval | None, low: float, high: float, unit: str, text: str, *, shown: Interval | None = None,
+    ties: bool = True, limit: Verdict = "holds", faster: str | None = None, least: Interval | None = None,
     most: Interval | None = None,
-) -> Part:
+) -> Part:  # fmt: skip
     """Whether the mean, with interval x (None if a run has no value), is in [low, high].
 
     `text` is the sentence without the number of seeds, `shown` the interval in the unit of the effect. `least` and
