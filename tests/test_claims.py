@@ -324,11 +324,6 @@ def test_illegal_claims_are_refused(test, change, message):
     assert str(error.value).startswith(message)
 
 
-def test_a_factor_has_to_be_a_positive_number():
-    with pytest.raises(UserError, match=r"task.H=0 of b is not a positive number; name a setting that is"):
-        judge("trend", PAIR | {"b": changed(PAIR["b"], task={"H": 0})}, **EVERY["trend"])
-
-
 # -- over claims, readings and constants ----------------------------------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """Figures of experiments: what they show of the arms' numbers, and that they can be printed."""
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -101,26 +99,6 @@ def test_values_without_a_logarithm_are_left_out(bad: float) -> None:
     assert (line.x > 0).all()
     assert len(line.x) >= len(STEPS) - 3
     np.testing.assert_allclose(line.y, np.exp(-line.x / 50))
-
-
-@pytest.mark.matrix(keep=8)
-@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        STEPS * math.nan,
-        STEPS * 0,
-        STEPS[:0],
-        -STEPS,
-        10 ** (STEPS - 300),
-        np.where(STEPS < 5, -1e308, 1e308),
-    ],
-    ids=["nan", "zero", "empty", "negative", "wide", "huge"],
-)
-def test_odd_numbers_are_drawn(values: np.ndarray, log: str) -> None:
-    figure = describe(FigureSpec.model_validate({"panels": [{"y": "v", "log": log}]}), {"a": column(values)})
-    assert json.dumps(figure.spec(live=False), allow_nan=False)
-    assert not re.search("NaN|Infinity|undefined", figure.picture(".svg").decode())
 
 
 def test_smoothing_is_a_mean_over_steps() -> None:
