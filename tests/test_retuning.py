@@ -79,7 +79,7 @@ def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
 
 @pytest.mark.parametrize(("noise", "optimum", "correlation"), [(1, 0, 1), (1, 0, 0.5), (3, 0.5, 1)])
 def test_with_the_noise_of_tuning_more_tunings_are_covered(noise: float, optimum: float, correlation: float) -> None:
-    plain, ours = retuned_coverage(3, noise, optimum, correlation, [10], 1000)
+    ((plain, ours),) = retuned_coverage(3, noise, optimum, correlation, [10], 1000)
     assert plain < 0.92
     assert plain + 0.04 < ours < 0.985
     assert ours > 0.84

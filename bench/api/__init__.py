@@ -418,7 +418,7 @@ def reproduce(
 
     Args:
         name: an experiment of `bench list experiments`.
-        claims: show the verdicts on the claims of all papers, of paper NAME, or of the pages in folder NAME.
+        claims: show the shipped verdicts on the claims of all papers, or of paper NAME.
         quick: few seeds and steps, under a minute; not evidence.
         search: also search the constants that the paper does not state.
         seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
