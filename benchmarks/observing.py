@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -46,30 +45,18 @@ def _row(config: RunConfig, source: str, steps: int, rounds: int) -> Row:
     budget = BUDGETS[config.task]
     task, task.plan = build(config)
     task.data.to(torch.device("cpu"), torch.float32)
-    looks = {name: observation(task, budget, name == "curved") for name in ("curved", "plain")}
-    measured = alternate(by_bench(config), looks, rounds)
-    observed = observed_steps(budget, PER_DECADE)
-    curved = len(observed[::-2])
+    measured = alternate(by_bench(config), {"observed": observation(task, budget)}, rounds)["observed"]
+    observations = len(observed_steps(budget, PER_DECADE))
     shares = [
-        (curved * a + (len(observed) - curved) * b) * steps / (step * budget)
-        for step, a, b in zip(
-            measured["curved"].baseline, measured["curved"].candidate, measured["plain"].candidate, strict=True
-        )
+        look * observations * steps / (step * budget)
+        for step, look in zip(measured.baseline, measured.candidate, strict=True)
     ]
     what = f"{config.task} on {source}, {budget:,} steps with --trainer.observe {PER_DECADE}"
     return Row(what, "without", [1 + share for share in shares], 1.05)
 
 
-def observation(task: Task, budget: int, curved: bool) -> Timed:
-    """One observation after a step with known updates, with or without the Hessian."""
+def observation(task: Task, budget: int) -> Timed:
+    """One observation."""
     weights = {name: p.detach() for name, p in task.named_parameters()}
-    first = observed_steps(budget, PER_DECADE)
-    steps = count(10, 10)
-
-    def look() -> None:
-        done = next(steps)
-        observer = Observer(task, [*first, done] if curved else [*first, done, done + 1])
-        observer.recent = {done - 1: weights}
-        observer.note(done, partial(dict, weights))
-
-    return timed(look)
+    observer = Observer(task, observed_steps(budget, PER_DECADE))
+    return timed(lambda: observer.note(budget, partial(dict, weights)))
