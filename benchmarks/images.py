@@ -35,15 +35,17 @@ def cifar10_images() -> Images:
 class MemoryImages(ImageData):
     """The training set of `CIFAR10Data`, without reading the files for each run; the evaluation sets are smaller."""
 
+    name, classes, n_val = CIFAR10Data.name, CIFAR10Data.classes, CIFAR10Data.n_val
+
     def __init__(self, root: Path, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
-        pixels, classes, _ = cifar10_images()
-        train = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(classes)
-        own = CIFAR10Data
-        assert own.n_val is not None
-        super().__init__(
-            train, train, num_classes=own.classes, n_val=own.n_val, n_train=None, flip=flip, crop=crop, salt=own.name
-        )
+        super().__init__(root, seed, flip=flip, crop=crop)
         self.sizes |= {"val": 1000, "test": 1000}
+
+    @staticmethod
+    def samples(root: Path) -> dict[str, Any]:
+        """The training set, as both sets."""
+        pixels, labels, _ = cifar10_images()
+        return dict.fromkeys(("train", "test"), (pixels, labels))
 
     def train_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Training images, uint8 of shape (45000, 3, 32, 32), and labels."""

@@ -7,7 +7,7 @@ from typing import Any
 from tasks.core.spec import TaskSpec
 from tasks.language.rows import RowTexts
 from tasks.registry import image_spec, text_spec
-from tasks.vision.images import ArrayImages, Labelled
+from tasks.vision.images import ImageData, Labelled
 
 
 def image_task(
@@ -31,7 +31,7 @@ def image_task(
     Raises:
         TypeError: `spec` names no attribute of a `TaskSpec`.
     """
-    data = type("Images", (ArrayImages,), _attributes(name, samples, classes, n_val))
+    data = type("Images", (ImageData,), _attributes(name, samples, classes, n_val))
     return image_spec(**{"name": name, "title": f"ViT-small on {name}", "data": data, **spec})
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import product
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,11 +295,11 @@ def test_sizes_that_do_not_fit_are_refused(arguments: Any, options: dict[str, An
 
 def vit(seed: int = 0, **options: Any) -> Any:
     torch.manual_seed(seed)
-    return ViTClassifier(TinyImages(), **{"embed_dim": 16, "num_heads": 2, "mlp_width": 32, **options})
+    return ViTClassifier(TinyImages(Path()), **{"embed_dim": 16, "num_heads": 2, "mlp_width": 32, **options})
 
 
 def images() -> TinyImages:
-    data = TinyImages()
+    data = TinyImages(Path())
     data.to(torch.device("cpu"), torch.float64)
     return data
 

@@ -27,7 +27,7 @@ from tasks import TASKS, DataError
 from tasks.language import corpus
 from tasks.language.corpus import IGNORED, CorpusData
 from tasks.language.lm import LanguageModel
-from tasks.language.vocabulary import Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tasks.language.vocabulary import BYTES, Vocabulary, characters, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
 from tests.tiny_lm import TinyCorpus, plain_logits
@@ -170,7 +170,7 @@ def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
 
 def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
     data = TinyCorpus()
-    data.vocabulary = Characters([chr(0x10000 + i) for i in range(2**16)])
+    data.vocabulary = characters([chr(0x10000 + i) for i in range(2**16)])
     ids = torch.tensor([0, 32767, 32768, 65535, 1, 40000, 2]).numpy().astype("uint16")
     data._place({"train": ids, "val": ids}, 3)
     assert data.batch("train", slice(None)).ids.tolist() == [[0, 32767, 32768], [65535, 1, 40000]]
@@ -182,23 +182,20 @@ def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
 
 
 def test_byte_pairs_are_the_same_in_every_process() -> None:
-    code = (
-        "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
-    )
+    code = "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).text)"
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True
         )
         for _ in range(2)
     ]
-    assert {output.stdout.strip() for output in outputs} == {train_byte_pairs([TEXT], 300).to_str().strip()}
+    assert {output.stdout.strip() for output in outputs} == {train_byte_pairs([TEXT], 300).text.strip()}
 
 
-@pytest.mark.parametrize("make", [Bytes, lambda: Characters(sorted(set(TEXT))), lambda: train_byte_pairs([TEXT], 300)])
-def test_a_vocabulary_is_unchanged_when_it_is_read_again(make: Callable[[], Vocabulary]) -> None:
-    first = make()
-    again = read_vocabulary(first.to_str())
-    assert type(again) is type(first)
+@pytest.mark.parametrize("first", [BYTES, characters(sorted(set(TEXT))), train_byte_pairs([TEXT], 300)], ids=range(3))
+def test_a_vocabulary_is_unchanged_when_it_is_read_again(first: Vocabulary) -> None:
+    again = read_vocabulary(first.text)
+    assert again.text == first.text
     assert again.sizes.tolist() == first.sizes.tolist()
     ids = first.encode([TEXT[:30], TEXT[30:]])
     assert again.encode([TEXT[:30], TEXT[30:]]).tolist() == ids.tolist()

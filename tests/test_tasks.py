@@ -77,7 +77,7 @@ def randomness(step: int, rows: slice) -> BatchRandomness:
 
 
 def test_pixels_are_normalised_as_torchvision_does() -> None:
-    data = TinyImages()
+    data = TinyImages(Path())
     images, labels = data.batch("train", torch.arange(5))
     raw = data._splits["train"][0][:5]
     expected = torch.stack([v2.functional.normalize(x.float() / 255, [0.5], [0.5]) for x in raw])
@@ -86,7 +86,7 @@ def test_pixels_are_normalised_as_torchvision_does() -> None:
 
 
 def test_augmented_images_are_shifted_and_flipped() -> None:
-    plain, augmented = TinyImages(), TinyImages(flip=True, crop=2)
+    plain, augmented = TinyImages(Path()), TinyImages(Path(), flip=True, crop=2)
     rows = torch.arange(40)
     source = plain.batch("train", rows)[0]
     images = augmented.batch("train", rows, randomness(0, slice(0, 40)))[0]
@@ -108,16 +108,16 @@ def test_augmented_images_are_shifted_and_flipped() -> None:
 
 
 def test_augmentation_depends_on_step_and_place() -> None:
-    data, rows = TinyImages(flip=True, crop=2), torch.arange(12)
+    data, rows = TinyImages(Path(), flip=True, crop=2), torch.arange(12)
     whole = data.batch("train", rows, randomness(4, slice(0, 12)))[0]
     parts = [data.batch("train", rows[i : i + 5], randomness(4, slice(i, min(i + 5, 12))))[0] for i in (0, 5, 10)]
     assert torch.equal(whole, torch.cat(parts))
     assert not torch.equal(whole, data.batch("train", rows, randomness(5, slice(0, 12)))[0])
-    assert torch.equal(data.batch("train", rows)[0], TinyImages().batch("train", rows)[0])
+    assert torch.equal(data.batch("train", rows)[0], TinyImages(Path()).batch("train", rows)[0])
 
 
 def test_every_dropout_of_a_model_is_replaced() -> None:
-    task = ViTClassifier(TinyImages(), dropout=0.5)
+    task = ViTClassifier(TinyImages(Path()), dropout=0.5)
     use_batch_dropout(task, task.randomness)
     layers = [m for m in task.modules() if isinstance(m, BatchDropout)]
     assert len({layer.stream for layer in layers}) == len(layers) > 4
