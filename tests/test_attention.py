@@ -126,8 +126,8 @@ def test_results_do_not_depend_on_the_blocks(setting: str, masked: bool, monkeyp
     mask = torch.rand(B, 1, 1, T) < 0.8 if masked else None
     whole = make(query_chunk=T, **SETTINGS[setting])
     expected = gradients(whole, x, mask, grad)
-    for chunk, cache in ((5, 10**9), (T, 1), (5, H * 5 * T)):
-        monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
+    for chunk, kept in ((5, 10**9), (T, 1), (5, 1)):
+        monkeypatch.setattr(tasks.core.composition, "_MOST_KEPT", kept)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
             # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
