@@ -15,8 +15,7 @@ import torch
 
 from benchmarks.timing import Row, alternate, timed
 from tasks import BatchRandomness
-from tasks.core.order import BatchOrder
-from tasks.core.split import validation_rows
+from tasks.core.order import BatchOrder, validation_rows
 from tasks.language.labelled_text import MNLIData
 
 BATCH = 32

@@ -16,7 +16,7 @@ def image_task(
     """A ViT-small that classifies images.
 
     Its options are those of `mnist`. Validation images are carved from the training set by the hashes of their rows
-    (`tasks.core.split`).
+    (`tasks.core.order`).
 
     Args:
         name: of the task, as boards show it. It determines which images are kept for validation.
@@ -46,7 +46,7 @@ def text_task(
     """A small BERT from random weights that classifies texts, or pairs of texts.
 
     Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes
-    `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.split`).
+    `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.order`).
 
     Args:
         name: of the task, as boards show it. It determines which rows are kept for validation.

@@ -20,7 +20,7 @@ from bench.train import runner
 from bench.train.training_plan import make_plan
 from tasks import DataError
 from tasks.core.dropout import BatchDropout, use_batch_dropout
-from tasks.language.bert import TextClassifier, _attention
+from tasks.language.bert import TextClassifier
 from tasks.language.labelled_text import TextBatch
 from tasks.language.tokenizer import named_folder
 from tests.equivalence import Case, config_of
@@ -117,20 +117,6 @@ def test_padding_changes_no_logit(kind: str, folder: Folder) -> None:
 
 
 # -- dropout and precision ---------------------------------------------------------------------------------------------
-
-
-def test_attention_drops_by_the_masks_of_its_own_layer() -> None:
-    task = in_training(small(dropout=0.4))
-    layer = task.model.bert.encoder.layer[1].attention.self
-    q, k, v = torch.randn(3, 6, 2, 5, 4)
-    mask = torch.arange(5) < torch.tensor([5, 4, 3, 2, 1, 5])[:, None, None, None]
-    mixed, _ = _attention(layer, q, k, v, mask, scaling=0.3, dropout=layer.dropout.p)
-    weights = (q @ k.mT * 0.3).masked_fill(~mask, -torch.inf).softmax(-1)
-    dropped = layer.dropout(weights)
-    assert 0.1 < float((dropped == 0)[weights > 0].float().mean()) < 0.7
-    torch.testing.assert_close(mixed, (dropped @ v).transpose(1, 2))
-    without, _ = _attention(layer, q, k, v, mask, scaling=0.3, dropout=0.0)
-    torch.testing.assert_close(without, (weights @ v).transpose(1, 2))
 
 
 def test_training_draws_nothing_from_the_global_stream() -> None:

@@ -18,9 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from bench.commands.doctor import data_diagnosis
 from bench.config.run_config import RunConfig, resolve
-from bench.run_summary import result_json, result_lines
 from bench.store.store import Store
 from bench.train.runner import build, run
 from tasks import TASKS, DataError
@@ -168,16 +166,6 @@ def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
         CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=0)
 
 
-def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
-    data = TinyCorpus()
-    data.vocabulary = characters([chr(0x10000 + i) for i in range(2**16)])
-    ids = torch.tensor([0, 32767, 32768, 65535, 1, 40000, 2]).numpy().astype("uint16")
-    data._place({"train": ids, "val": ids}, 3)
-    assert data.batch("train", slice(None)).ids.tolist() == [[0, 32767, 32768], [65535, 1, 40000]]
-    assert data.batch("train", slice(None)).targets.tolist() == [[32767, 32768, 65535], [1, 40000, 2]]
-    assert data.batch("train", slice(None)).sizes.tolist() == [[3, 12], [3, 12]]
-
-
 # -- vocabularies -----------------------------------------------------------------------------------------------------
 
 
@@ -221,10 +209,6 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
                    r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
     "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"),
                   r"damaged data file .*train_part.parquet \(.*\); delete it"),
-    "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"),
-                  r"test.parquet has no column 'text', only texts"),
-    "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
-             r"test.parquet: row 1 has no text in column 'text' but None; remove such rows"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet .*Invalid UTF8"),
 }  # fmt: skip
@@ -327,21 +311,6 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
     assert numbers(model) == count
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 0}, "layers=0 is out of range"),
-        ({"window": 0}, "window=0 is out of range"),
-        ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must be in \[0, 1\)"),
-        ({"mlp": "relu"}, "mlp=relu is not known: it must be gelu or swiglu"),
-        ({"attention": "fixed_head", "head_dim": 5}, r"head_dim=5 .* is odd"),
-    ],
-)
-def test_options_of_the_model_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lm(**options)
-
-
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -410,35 +379,4 @@ def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
     assert len({stored.specimen for stored in Store(store).runs()}) == 2
 
 
-def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
-    result = run(config(root, store), progress=False)
-    result.specimen = "a\x1b[31mbc\r\nd"
-    lines_ = result_lines(result, store)
-    assert lines_[1:4] == ["the trained model writes:", "  | a [31mbc ", "  | d"]
-    result.specimen = None
-    assert "writes" not in "".join(result_lines(result, store))
-    assert len(result_json(result, store)) == 10
-
-
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_cache: Path) -> None:
-    words = ("--task", "lm", "--data", root)
-    before = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert before.code == 0
-    assert "train_part.parquet  60 rows  part of 1,801,350 rows" in before.out
-    assert before.out.count("tokenised: not yet") == 3
-    prepared = ("--task.corpus", "wikitext103", "--task.tokens", "byte", "--task.length", 8)
-    assert cli("data", "prepare", *words, *prepared).code == 0
-    after = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert after.out.count("tokenised: 256 tokens (0.0 MiB)") == 3
-    assert f"input.txt  {len(TEXT.encode()):,} bytes  part of 1,115,394 bytes" in cli("data", "status", *words).out
-    pile = cli("data", "status", *words, "--task.corpus", "pile")
-    assert pile.code == 1
-    fetch = f"bench data prepare --task lm --task.corpus pile --data {root}"
-    assert pile.out.endswith(f"  copy missing files there, or fetch them: {fetch}\n")
-    (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1")
-    damaged = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert "\n  delete damaged files first\n  copy missing files there, or fetch them: bench data" in damaged.out
-    assert data_diagnosis(TASKS["lm"], root).level == "note"

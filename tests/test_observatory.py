@@ -189,21 +189,6 @@ def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) ->
             np.testing.assert_allclose(lane[key], values, rtol=1e-6, atol=1e-9, err_msg=key)
 
 
-def test_weights_that_are_not_finite_give_no_number(follow) -> None:
-    task, points, observed = follow("tiny")
-    observer = Observer(task, [0])
-    broken = {name: torch.full_like(w, math.nan) for name, w in points[0].items()}
-    values = observer.note(0, lambda: broken)
-    assert values is not None
-    assert all(math.isnan(value) for value in values.values())
-    huge = {name: torch.full_like(w, 1e200) for name, w in points[0].items()}
-    values = Observer(task, [0]).note(0, lambda: huge)
-    assert values is not None
-    assert values.keys() == {key for key in observed if not key.startswith("direction_at_")} | {
-        f"direction_at_0_l{i}_h{h}" for i in range(2) for h in range(2)
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bench
-from tasks.core import extras
+from tasks.core import files
 from tests.tiny import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -65,9 +65,9 @@ def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.
 def test_a_missing_package_is_installed_by_uv_in_a_clone_and_by_pip_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert extras.not_installed("datasets", "hub").endswith(" is not installed: uv sync --extra hub")
-    monkeypatch.setattr(extras, "ROOT", tmp_path)
-    assert extras.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
+    assert files.not_installed("datasets", "hub").endswith(" is not installed: uv sync --extra hub")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    assert files.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ from bench.run_summary import result_lines
 from bench.train.runner import run
 from tasks import TASKS, DataError
 from tasks.core.cache import cached_tokens
-from tasks.core.order import BatchOrder
-from tasks.core.split import split_hash, validation_rows
+from tasks.core.order import BatchOrder, split_hash, validation_rows
 from tasks.core.tables import sha256
 from tasks.language.labelled_text import CivilCommentsData, MNLIData, TextData
 from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource
@@ -195,17 +194,26 @@ def random_lengths(n: int, seed: int = 0) -> Tensor:
     return (torch.randn(n, generator=generator) * 0.5 + 3.5).exp().long().clamp(4, 128)
 
 
-@given(n=st.integers(1, 60), batch=st.integers(1, 60), seed=st.integers(0, 3), epoch=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
-def test_rows_with_lengths_come_once_an_epoch_at_their_batchs_width(n: int, batch: int, seed: int, epoch: int) -> None:
-    lengths = random_lengths(n, seed)
+@given(
+    n=st.integers(1, 60),
+    batch=st.integers(1, 60),
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 2),
+    with_lengths=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_rows_come_once_an_epoch_at_their_batchs_width(
+    n: int, batch: int, seed: int, epoch: int, with_lengths: bool
+) -> None:
+    lengths = random_lengths(n, seed) if with_lengths else None
     order = BatchOrder(n, min(n, batch), seed, CPU, lengths)
     steps = range(epoch * order.batches_per_epoch, (epoch + 1) * order.batches_per_epoch)
     batches = [order.rows(step) for step in steps]
     rows = torch.cat(batches).tolist()
     assert len(set(rows)) == len(rows) > n - min(n, batch)
     assert set(rows) <= set(range(n))
-    assert [order.width(step) for step in steps] == [int(lengths[each].max()) for each in batches]
+    widths = [None if lengths is None else int(lengths[rows_of_batch].max()) for rows_of_batch in batches]
+    assert [order.width(step) for step in steps] == widths
 
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------

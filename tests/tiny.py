@@ -19,10 +19,10 @@ class TinyImages(ImageData):
         """80 and 32 images of 8 x 8 pixels."""
         generator = torch.Generator().manual_seed(0)
 
-        def split(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def split(n: int) -> tuple[Any, Any]:
             labels = torch.randint(0, 4, (n,), generator=generator)
             noise = torch.randint(0, 100, (n, 8, 8), generator=generator)
-            return (noise + 40 * labels[:, None, None]).to(torch.uint8), labels
+            return (noise + 40 * labels[:, None, None]).to(torch.uint8).numpy(), labels.numpy()
 
         return {"train": split(80), "test": split(32)}
 

@@ -111,7 +111,7 @@ class Encoder(Task):
             self.part = _SMALL if self.PRETRAINED else None
         else:
             folder = _folder_with(model, [_CONFIG] if drawn else [_CONFIG, _WEIGHTS])
-            config = _config_of(type(self), model, folder, data)
+            config = _config_of(model, folder, data)
         longest = (data.tokenizer.truncation or {"max_length": 0})["max_length"]
         count: int = num_heads or config.num_attention_heads
         shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
@@ -271,7 +271,7 @@ def _folder_with(model: str, needed: list[str]) -> Path:
     return folder
 
 
-def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") -> Any:
+def _config_of(model: str, folder: Path, data: "TextData") -> Any:
     """The configuration of a model, which must fit the data."""
     try:
         config: Any = AutoConfig.from_pretrained(folder)
@@ -283,13 +283,6 @@ def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") 
         raise ValueError(
             f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
             " prepare the data with this model's tokenizer"
-        )
-    head = kind.AUTO.__name__.removeprefix("AutoModel")
-    has_head = any(name.endswith(head) for name in config.architectures or ())
-    if has_head and config.num_labels != data.num_classes:
-        raise ValueError(
-            f"model={model} has a classifier for {config.num_labels} labels and the data have {data.num_classes};"
-            " name the model before fine-tuning"
         )
     return config
 

@@ -19,8 +19,8 @@ from optimizers.step_size import check_range
 from tasks.core.cache import Entry, cached, digest_of
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
+from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import split_hash, validation_rows
 from tasks.core.tables import sha256
 from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource, find, here
 from tasks.language.tokenizer import (

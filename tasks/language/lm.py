@@ -12,8 +12,8 @@ from torchmetrics import Metric
 from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.attention import MultiHeadAttention, check_counts, head_size
+from tasks.core.order import derive_seed
 from tasks.core.roles import COMPOSITION
-from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.language.corpus import IGNORED

@@ -29,7 +29,7 @@ class TextSource:
         label: column with the label; empty for a corpus.
         num_classes: labels are in [0, num_classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
-        salt: name that determines them (`tasks.core.split.validation_rows`).
+        salt: name that determines them (`tasks.core.order.validation_rows`).
         threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
             the label.
         hub: where to fetch it.

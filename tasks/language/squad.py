@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tasks.core.files import DataError
+from tasks.core.order import validation_rows
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import validation_rows
 from tasks.language.labelled_text import TextBatch, TextData
 from tasks.language.sources import SQUAD
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, trainers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from tasks.core.files import DataError, one_line, refuse_if_reading
+from tasks.core.files import DataError, one_line
 
 LEAST_VOCABULARY = 100
 """A tokenizer with fewer tokens is one whose vocabulary was not found."""
@@ -86,7 +86,6 @@ def model_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Pat
         if is_complete(folder):
             return folder
     try:
-        refuse_if_reading()
         # Checked first: without a network the download would retry for a minute.
         get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
         disable_progress_bars()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tasks.core.data import TaskData
 from tasks.core.files import DataError, splits_of
+from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import split_hash, validation_rows
 from tasks.vision.sources import CIFAR10, MNIST
 
 Labelled = tuple[Any, Any]
