@@ -132,7 +132,7 @@ def by_hand(config: RunConfig) -> Timed:
         model = BertForSequenceClassification._from_config(task.model.config, attn_implementation="sdpa").train()
         optimizer = plan.make_optimizer(model.parameters())
         begun = time.perf_counter()
-        for ids, mask, types, labels, _ in batches:
+        for ids, mask, types, labels in batches:
             logits = model(ids, mask, types).logits
             loss = torch.nn.functional.cross_entropy(logits, labels)
             optimizer.zero_grad()

@@ -97,9 +97,6 @@ def matrices(composition: HeadComposition, x: Tensor) -> list[Tensor]:
     return [torch.eye(H) + slots[i][:, :, None] + slots[i + 1][:, None] for i in (0, 2)]
 
 
-# -- what is computed -------------------------------------------------------------------------------------------------
-
-
 @each_setting
 @each_kind
 def test_outputs_equal_the_definition_pair_by_pair(kind: str, setting: str) -> None:
@@ -197,8 +194,6 @@ def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -
         assert float(after.detach().double().sum() / before.detach().double().sum()) - 1 == pytest.approx(gate, rel=0.2)
 
 
-# -- parts of the composition -----------------------------------------------------------------------------------------
-
 PLACES = {"pre": [0, 1], "post": [2, 3], "query": [0, 2], "key": [1, 3], "mix": [0, 1, 2, 3], "gate": [0, 1, 2, 3]}
 
 
@@ -219,9 +214,6 @@ def test_parts_of_a_composition_are_zero_elsewhere(parts: str) -> None:
     assert any(bool(value.count_nonzero()) for value in part(x))
 
 
-# -- sizes and first values -------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def test_composition_begins_with_the_papers_standard_deviations() -> None:
     width, M = 512, 16
@@ -233,16 +225,6 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
     }
     assert {name: float(p.std()) for name, p in composition.named_parameters()} == pytest.approx(expected, rel=0.03)
     assert all(abs(float(p.mean())) < 0.02 * float(p.std()) + 1e-4 for p in composition.parameters())
-
-
-def test_rotated_products_depend_on_the_distance_only() -> None:
-    q, k = torch.randn(8), torch.randn(8)
-    products = rotated(q.expand(1, 1, 30, 8))[0, 0] @ rotated(k.expand(1, 1, 30, 8))[0, 0].T
-    for gap in (-20, -3, 0, 1, 7):
-        along = products.diagonal(gap)
-        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=0, atol=1e-12)
-    assert float(products[0, 0]) == pytest.approx(float(q @ k), abs=1e-12)
-    assert len({round(float(p), 6) for p in products[0]}) == 30
 
 
 @pytest.mark.parametrize(
@@ -258,9 +240,6 @@ def test_rotated_products_depend_on_the_distance_only() -> None:
 def test_sizes_that_do_not_fit_are_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         head_size(*arguments, **options)
-
-
-# -- vision -----------------------------------------------------------------------------------------------------------
 
 
 def vit(seed: int = 0, **options: Any) -> Any:
@@ -296,9 +275,6 @@ def test_standard_attention_of_the_vit_is_timms_bit_for_bit() -> None:
         assert torch.equal(losses[0].predictions, losses[1].predictions)
         grads = [torch.autograd.grad(x.loss, list(t.parameters())) for x, t in zip(losses, (ours, theirs), strict=True)]
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-# -- language ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("levels", [1, 2])

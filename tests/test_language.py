@@ -86,9 +86,6 @@ def gradients(task: TextClassifier, given: TextBatch) -> list[Tensor]:
     return list(torch.autograd.grad(task.loss(given).loss, list(task.parameters())))
 
 
-# -- what is computed -------------------------------------------------------------------------------------------------
-
-
 @each_kind
 def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, float64: None) -> None:
     path = folder(kind, whole=True)
@@ -103,22 +100,6 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
     assert torch.equal(outcome.labels, given.labels)
 
 
-@each_kind
-def test_padding_changes_no_logit(kind: str, folder: Folder) -> None:
-    most = 64 * torch.finfo(torch.float32).eps  # some tens of rounding errors of numbers of order 1
-    task, given = from_folder(folder(kind, whole=True), dropout=0.0), batch()
-    wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
-    wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
-    for model in (task.train(), task.eval()):
-        narrow = model.loss(given).predictions.detach()
-        padded = model.loss(TextBatch(wide[0], wide[1], wide[2], given.labels)).predictions.detach()
-        assert float((narrow - padded).abs().max()) <= most
-        assert float(narrow.std(0).min()) > 1e-3  # the texts do matter
-
-
-# -- dropout and precision ---------------------------------------------------------------------------------------------
-
-
 def test_training_draws_nothing_from_the_global_stream() -> None:
     task = in_training(small(dropout=0.3))
     layers = [m for m in task.modules() if isinstance(m, BatchDropout)]
@@ -130,9 +111,6 @@ def test_training_draws_nothing_from_the_global_stream() -> None:
     assert all(map(torch.equal, first, again))
     task.randomness.step += 1
     assert not all(map(torch.equal, first, gradients(task, batch())))
-
-
-# -- heads and sizes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("heads", [2, 3, 12])
@@ -181,9 +159,6 @@ def test_a_derived_init_std_is_part_of_the_identity() -> None:
         assert config.identity["task_options"].get("init_std") == std
         again = resolve(settings_of(as_stored(config)), recorded=True)
         assert (again.run_id, again.task_options) == (config.run_id, config.task_options)
-
-
-# -- weights -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_record_says_which_weights_were_loaded(folder: Folder) -> None:
@@ -277,9 +252,6 @@ def test_a_model_in_a_package_is_not_imported(tmp_path: Path, monkeypatch: pytes
     for name in ("python:nobody_has_this/model", "python:../up", "python:"):
         with pytest.raises(DataError, match=f"missing model '{name}': there is no Python package"):
             named_folder(name)
-
-
-# -- real weights ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

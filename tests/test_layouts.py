@@ -71,9 +71,6 @@ def test_an_archive_beside_its_folder_is_unpacked(tmp_path: Path, cut: int) -> N
     assert (tmp_path / "mine" / "a").read_bytes() == content
 
 
-# -- labelled texts ---------------------------------------------------------------------------------------------------
-
-
 def official(root: Path, sentences: list[str], labels: list[Any]) -> None:
     for name in ("train", "validation"):
         path = root / "sst2" / f"{name}.parquet"
@@ -170,8 +167,6 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     ):
         SST2Data(tmp_path, **SMALL)
 
-
-# -- corpora ----------------------------------------------------------------------------------------------------------
 
 TEXT = "first line\nsecond líne\n" * 20
 

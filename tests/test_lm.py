@@ -36,9 +36,6 @@ TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the ki
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
 
 
-# -- generated data ---------------------------------------------------------------------------------------------------
-
-
 def write_text(path: Path, text: str = TEXT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
@@ -74,9 +71,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def streams(data: CorpusData) -> dict[str, list[int]]:
     return {split: (ids.long() & 0xFFFF).tolist() for split, ids in data._ids.items()}
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @given(n=st.integers(2, 60), T=st.integers(1, 20), size=st.integers(1, 9), pieces=st.integers(1, 5))
@@ -166,9 +160,6 @@ def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
         CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=0)
 
 
-# -- vocabularies -----------------------------------------------------------------------------------------------------
-
-
 def test_byte_pairs_are_the_same_in_every_process() -> None:
     code = "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).text)"
     outputs = [
@@ -189,9 +180,6 @@ def test_a_vocabulary_is_unchanged_when_it_is_read_again(first: Vocabulary) -> N
     assert again.encode([TEXT[:30], TEXT[30:]]).tolist() == ids.tolist()
     assert again.decode(ids.tolist()) == TEXT
     assert first.sizes[ids].sum() == len(TEXT.encode())
-
-
-# -- cache and files --------------------------------------------------------------------------------------------------
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -241,9 +229,6 @@ def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], mes
         CorpusData(root, **options)
 
 
-# -- the model --------------------------------------------------------------------------------------------------------
-
-
 def lm(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
     torch.manual_seed(seed)
     data: Any = SimpleNamespace(vocab_size=vocab_size, length=length)
@@ -266,29 +251,6 @@ def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
     torch.testing.assert_close(model(ids), plain_logits(model, ids, 3, options.get("window")), rtol=1e-10, atol=1e-10)
 
 
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"attention": "fixed_head", "head_dim": 6},
-    {"attention": "dcmha"},
-    {"attention": "dcmha", "window": 3},
-    {"window": 3},
-]
-
-
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_later_tokens_change_no_earlier_output(options: dict[str, Any]) -> None:
-    changed = 4
-    model = lm(width=8, num_heads=2, layers=2, **options).double().model
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    ids = torch.randint(12, (3, 8), generator=torch.Generator().manual_seed(0))
-    other = ids.clone()
-    other[:, changed] = (ids[:, changed] + 1) % 12
-    before, after = model(ids), model(other)
-    torch.testing.assert_close(after[:, :changed], before[:, :changed], rtol=1e-12, atol=1e-12)
-    assert (after[:, changed:] - before[:, changed:]).abs().amin((0, 2)).gt(0).all()
-
-
 def numbers(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
@@ -309,9 +271,6 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
     with torch.device("meta"):
         model = lm(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
     assert numbers(model) == count
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 def config(root: Path, store: Path, opt: str = "adamw", **words: Any) -> RunConfig:

@@ -46,9 +46,6 @@ def roles(task: str, **words: Any) -> dict[str, Parameter]:
     return {p.name: p for p in runner.build(config(task, **words))[0].parameter_roles()}
 
 
-# -- the tasks --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["standard", "fixed_head", "dcmha"])
 @pytest.mark.parametrize("task", SMALL)
 def test_every_parameter_of_a_model_has_its_role(task: str, kind: str) -> None:
@@ -76,9 +73,6 @@ def test_any_model_has_roles_by_its_modules() -> None:
     ]
     with pytest.raises(ValueError, match=r"0\.weight of shape \(5, 4\) cannot be cut into 2"):
         described(model, {}, {"0.*": 2})
-
-
-# -- words ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_value_by_role_is_part_of_the_identity() -> None:
@@ -176,26 +170,22 @@ def test_a_rest_outside_the_suite_is_never_imported(tmp_path: Path, rest: str) -
 
 
 @pytest.mark.parametrize(
-    ("task", "words", "message"),
+    ("words", "message"),
     [
         (
-            "attention_matrix",
             {"opt__embedding__lr": "1"},
             "--opt.embedding.lr=1.0: this model has no parameter of the role embedding for adamw, only of matrix",
         ),
         (
-            "attention_matrix",
             {"opt": "muon", "opt__rest__lr": "5"},
             "--opt.rest.lr 5.0: all parameters of attention_matrix are matrices, which muon moves",
         ),
-        ("attention_matrix", {"opt__rest": "sgd"}, "--opt.rest sgd: all parameters of attention_matrix are matrices"),
     ],
 )
-def test_a_value_for_an_absent_role_is_refused(task: str, words: dict[str, str], message: str) -> None:
+def test_a_value_for_an_absent_role_is_refused(words: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as error:
-        runner.build(config(task, **words))
+        runner.build(config("attention_matrix", **words))
     assert str(error.value).startswith(message)
-    assert len(runner.build(config(task, opt="muon"))[1].parts) == (1 if task == "attention_matrix" else 2)
 
 
 def test_tuned_values_belong_to_their_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +206,6 @@ def test_tuned_values_belong_to_their_rest(tmp_path: Path, monkeypatch: pytest.M
     assert tuned("adam")["vector.lr"] == 0.25
     assert "vector.lr" not in tuned("adam", **{"opt.rest": "sgd"})
 
-
-# -- groups -----------------------------------------------------------------------------------------------------------
 
 parameters = st.lists(
     st.builds(
@@ -337,9 +325,6 @@ def test_a_class_that_takes_named_parameters_gets_names(rest: str, tmp_path: Pat
     assert runner.run(settings, progress=False).status == "completed"
 
 
-# -- several methods as one -------------------------------------------------------------------------------------------
-
-
 def problem(seed: int = 0) -> list[nn.Parameter]:
     random = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64)) for shape in ((4, 3), (6, 2), (3,))]
@@ -424,9 +409,6 @@ def test_a_schedule_leaves_methods_with_their_own_step_alone() -> None:
     optimizer = make(parts, problem(), every)
     Schedule("constant", 10, warmup=0.5).apply(optimizer, 0)
     assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.02), 1.0]
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 def role_of(name: str, p: Tensor) -> str:

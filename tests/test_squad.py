@@ -37,9 +37,6 @@ from tests.stored import read_curve
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
 
-# -- generated data ---------------------------------------------------------------------------------------------------
-
-
 def words_of(draw: np.random.Generator, least: int, most: int) -> list[str]:
     syllables = ["ba", "do", "kin", "mer", "sta", "lu", "ré"]
     return ["".join(draw.choice(syllables, draw.integers(1, 4))) for _ in range(draw.integers(least, most))]
@@ -101,8 +98,6 @@ def cut(data: SquadData, labels: Tensor, first: Tensor, last: Tensor) -> list[tu
         left = np.delete(left, at)
     return pairs
 
-
-# -- the score --------------------------------------------------------------------------------------------------------
 
 PARTS = ["The", "an", "Tower.", "tower", "of", "x-y", "«où»", "1,5", "\t"]
 phrases = st.lists(st.sampled_from(PARTS), max_size=6).map(" ".join)
@@ -197,9 +192,6 @@ def test_the_best_span_of_all_windows_answers_a_question(data: SquadData) -> Non
     assert expected["f1"] > 50  # so that there is something to distinguish
 
 
-# -- windows ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("length", "stride"), [(32, 6), (24, 15)])
 def test_windows_are_the_tokenizers_and_lose_no_token(length: int, stride: int, root: Path) -> None:
     data = SquadData(root, max_length=length, stride=stride, scratch=True, vocab=150)
@@ -260,9 +252,6 @@ def test_roberta_marks_answers_although_its_tokens_have_the_space_before_a_word(
     assert not whole(data, "train").types.any()
 
 
-# -- splits -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("titled", [True, False])
 def test_held_out_and_training_samples_share_no_article(titled: bool, tmp_path: Path) -> None:
     rows = rows_of(0, 20, titled)
@@ -284,8 +273,6 @@ def test_the_split_is_the_published_one(units: int, expected: str) -> None:
     """By articles; and by paragraphs of the part in the tests' data, which names no articles."""
     assert split_hash(units, min(SQUAD.n_val, units // 10), SQUAD.salt) == expected
 
-
-# -- the model --------------------------------------------------------------------------------------------------------
 
 SHAPE = dict(vocab_size=150, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
 SHAPE |= dict(max_position_embeddings=50)
@@ -345,9 +332,6 @@ def test_a_head_that_is_missing_is_drawn_from_the_seed(data: SquadData, folder: 
     assert not torch.equal(head(classifier, 0), head(classifier, 1))
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
-
-
 def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     common = {"task": "squad", "opt": "adamw", "data": root, "store": store, "precision": "64-true", "device": "cpu"}
     common |= {"trainer.max_steps": 12, "trainer.batch_size": 20}
@@ -372,9 +356,6 @@ def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, 
         assert str(result.part).startswith("a small BERT with random weights; 120 of 87,599 rows of train.parquet")
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
-
-
 def changed(**columns: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
     """The rows with other values in the eighth row."""
     return lambda rows: [*rows[:7], rows[7] | columns, *rows[8:]]
@@ -388,10 +369,8 @@ FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], 
     "no title": (lambda rows: [{k: v for k, v in row.items() if k != "title"} for row in rows],
                  ("has no column 'title', only id, context, question, answers; it must have question, context,"
                   " answers, title, as rajpurkar/squad")),
-    "no question": (changed(question=None), r"row 7 has no text in column 'question' but None"),
     "no answer": (changed(answers={"text": [], "answer_start": []}),
                   r"row 7 has the answers \{.*\}; they must be a struct of two lists"),
-    "no text": (changed(answers=answer(None, 3)), r"row 7 has the answers .*None"),
     "another place": (changed(answers=answer("no such words", 0)),
                       r"row 7 has the answer 'no such words' at character 0 .*; remove such rows"),
     "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),

@@ -35,25 +35,6 @@ def randomised(task: TokenClassifier, scale: float = 1.0) -> TokenClassifier:
     return task
 
 
-# -- losses and gradients -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
-def test_loss_with_a_fixed_decoder_equals_its_definition(recipe: Any) -> None:
-    data = FixedDecoderData(seed=2, n=7, T=5, d=6, recipe=recipe)
-    task = randomised(AttentionClassifier(data))
-    naive = task.head.W.detach().clone().requires_grad_()
-    total = torch.zeros((), dtype=F64)
-    for x, label in zip(data.splits["train"].tokens, data.splits["train"].labels, strict=True):
-        phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
-        total = total + torch.nn.functional.softplus(-(2 * label - 1) * phi)
-    (total / 7).backward()
-    outcome = task.loss(data.batch("train", torch.arange(7)))
-    outcome.loss.backward()
-    torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
-    torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
-
-
 def test_loss_of_joint_training_equals_its_definition() -> None:
     data = MixtureTokenData(seed=2, n=7, T=5, d=6)
     task = randomised(JointClassifier(data))
@@ -110,9 +91,6 @@ def test_stacked_logits_equal_their_definition(in_dims: Any) -> None:
     assert grad.is_contiguous() == W.is_contiguous()  # optimizers traverse both together
 
 
-# -- data -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_infimum_has_all_attention_on_optimal_tokens() -> None:
     for recipe in ("equal_scores", "sphere"):
         data = FixedDecoderData(seed=0, recipe=recipe)
@@ -130,9 +108,6 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
     one, same, other = (data_cls(seed=seed).splits["train"].tokens for seed in (4, 4, 5))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-# -- measurements ---------------------------------------------------------------------------------------------------
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -201,9 +176,6 @@ def test_the_weight_off_the_optimum_is_never_rounded() -> None:
     assert float(measured["distance"]) < 1e-14
 
 
-# -- trajectories ---------------------------------------------------------------------------------------------------
-
-
 def train(task: TokenClassifier, optimizer: torch.optim.Optimizer, steps: int) -> None:
     batch = task.data.batch("train", torch.arange(task.data.sizes["train"]))
 
@@ -254,9 +226,6 @@ def test_two_implementations_of_ps_agree_to_the_infimum() -> None:
     expected = numpy_run(data, 150, lambda excess, norm: excess / norm**2)
     assert float(task.loss(data.batch("train", slice(None))).loss.detach()) < 1e-60
     assert np.abs(task.head.W.detach().numpy() - expected).max() < 1e-8
-
-
-# -- check values of PAPERS.md: n=20, T=6, d=64 -----------------------------------------------------------------------
 
 
 # -- uninterrupted runs ---------------------------------------------------------------------------------------------

@@ -38,9 +38,6 @@ CPU = torch.device("cpu")
 SMALL = {"scratch": True, "vocab": 150, "max_length": 24}
 
 
-# -- generated data ---------------------------------------------------------------------------------------------------
-
-
 def sentence(draw: np.random.Generator, most: int = 15) -> str:
     """A few words, some of which share word pieces."""
     syllables = ["ba", "do", "kin", "mer", "sta", "lu", "ré"]
@@ -93,9 +90,6 @@ def data(root: Path) -> MNLIData:
 
 def rows_of(table: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     return list(zip(table["premise"], table["hypothesis"], table["label"].tolist(), strict=True))
-
-
-# -- tokens and batches -----------------------------------------------------------------------------------------------
 
 
 def test_a_batch_holds_what_the_tokenizer_makes_of_the_files_rows(data: MNLIData) -> None:
@@ -185,9 +179,6 @@ def test_the_split_is_the_published_one(source: TextSource, rows: int, expected:
     assert split_hash(rows, source.n_val, source.salt) == expected
 
 
-# -- order ------------------------------------------------------------------------------------------------------------
-
-
 def random_lengths(n: int, seed: int = 0) -> Tensor:
     """Skewed like real lengths: most rows short, some of maximal length."""
     generator = torch.Generator().manual_seed(seed)
@@ -214,9 +205,6 @@ def test_rows_come_once_an_epoch_at_their_batchs_width(
     assert set(rows) <= set(range(n))
     widths = [None if lengths is None else int(lengths[rows_of_batch].max()) for rows_of_batch in batches]
     assert [order.width(step) for step in steps] == widths
-
-
-# -- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def test_a_vocabulary_is_the_same_every_time_and_has_the_size_that_was_asked_for() -> None:
@@ -277,9 +265,6 @@ def test_a_tokenizer_comes_from_the_hub(root: Path, data: MNLIData, tmp_path: Pa
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     assert load_tokenizer("bert-some").get_vocab_size() == data.vocab_size
     assert asked == [True, False]
-
-
-# -- cache ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -365,9 +350,6 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     with pytest.raises(OSError, match="No space left on device") as caught:
         MNLIData(root, **SMALL)
     assert caught.value.errno == errno.ENOSPC
-
-
-# -- faults -----------------------------------------------------------------------------------------------------------
 
 
 def changed(name: str, row: int, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -461,9 +443,6 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
     ]
 
 
-# -- commands ---------------------------------------------------------------------------------------------------------
-
-
 def test_options_that_data_and_model_share_are_alike() -> None:
     for name in ("mnli", "sst2", "civil_comments"):
         of_data, of_module = read_options(TASKS[name].data), read_options(TASKS[name].module)
@@ -537,9 +516,6 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
         (line, *_) = result_lines(result, store)
         assert f"matched accuracy {result.final:.4g}" in line
         assert f"mismatched {result.metrics['final']['mismatched']['accuracy']:.4g}" in line
-
-
-# -- real texts -------------------------------------------------------------------------------------------------------
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
