@@ -232,8 +232,6 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
     [
         (("standard", 24, 4, 8), {}, "^head_dim=8 is not 6, the size of 4 standard heads of width=24"),
         (("dcmha", 24, 5, None), {"shown": "embed_dim=24"}, "^num_heads=5 does not divide embed_dim=24"),
-        (("fixed_head", 24, 5, None), {}, "^head_dim is missing"),
-        (("fixed_head", 24, 5, 0), {}, "^head_dim=0 is out of range: it must be at least 1"),
         (("linear", 24, 4, None), {}, "^attention=linear is not known: it must be one of standard, fixed_head, dcmha"),
     ],
 )
