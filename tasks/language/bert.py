@@ -95,8 +95,6 @@ class Encoder(Task):
             check_range("dropout", dropout, 0, 1, open_high=True)
         if init_std is not None and not 0 <= init_std < math.inf:
             raise ValueError(f"init_std={init_std} is out of range: it must be at least 0 and finite")
-        if heads not in ("regroup", "fresh", None):
-            raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
         if scratch and heads == "regroup":
             raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"

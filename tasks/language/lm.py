@@ -136,8 +136,6 @@ class LanguageModel(Task):
         super().__init__(data)
         check_counts(layers=layers, width=width, window=window, mlp_width=mlp_width)
         check_range("dropout", dropout, 0, 1, open_high=True)
-        if mlp not in ("gelu", "swiglu"):
-            raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
         # Queries, keys and values, each of all heads; the gate and the values that it multiplies.
         self.pieces = {"*.qkv.weight": 3} | ({"*.mlp.up.weight": 2} if mlp == "swiglu" else {})
         head_dim = head_size(attention, width, num_heads, head_dim, length=data.length)

@@ -62,8 +62,6 @@ class AttentionMatrixData(TaskData):
     ) -> None:
         if tokens == "counterexample":
             n, d = 2, 1
-        elif tokens != "gaussian":
-            raise ValueError(f"tokens={tokens} is not known: it must be gaussian or counterexample")
         check_range("n", n, 2, MOST_TOKENS)
         if tokens == "gaussian":
             check_range("d", d, n)  # else X has no full column rank
