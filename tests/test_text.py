@@ -144,7 +144,7 @@ def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store
     on_real = run(resolve(words), progress=False)
     assert on_stand_in.config["task_options"]["dataset"] == "jigsaw_toxicity"
     assert on_real.run_id == nothing_there.run_id != on_stand_in.run_id
-    assert ["stand-in" in str(each.part) for each in (on_stand_in, on_real)] == [True, False]
+    assert ["stand-in" in str(result.part) for result in (on_stand_in, on_real)] == [True, False]
     assert any("stand-in" in line for line in result_lines(on_stand_in, store))
     assert resolve(words | {"task.dataset": "jigsaw_toxicity"}).run_id == on_stand_in.run_id
     assert [TASKS[name].dataset_in(tmp_path) for name in ("civil_comments", "mnli")] == ["civil_comments", None]
@@ -422,10 +422,10 @@ def test_damaged_and_missing_files_are_named(root: Path, tmp_path: Path, monkeyp
 
 
 def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def load_dataset(*names: Any, split: str) -> Any:
-        asked.append((*names, split))
+        calls.append((*names, split))
         rows = pa.table(pairs(30, 4))
         return SimpleNamespace(to_parquet=lambda path: pq.write_table(rows, path))
 
@@ -433,7 +433,7 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     (root / "mnli" / "train.parquet").unlink()
     assert MNLIData(root, **SMALL).sizes["train"] == 27
-    assert asked == [("nyu-mll/glue", "mnli", "train")]
+    assert calls == [("nyu-mll/glue", "mnli", "train")]
     assert sorted(path.name for path in (root / "mnli").iterdir()) == [
         "train.parquet",
         "validation_matched.parquet",
@@ -517,8 +517,8 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
-    found = {file.path.name: (file.state, file.size) for file in data_set(TASKS["mnli"], real_text, {}).files}
-    assert found["validation_matched.parquet"] == ("whole", "9,815 rows")
-    state, size = found["train.parquet"]
+    states = {file.path.name: (file.state, file.size) for file in data_set(TASKS["mnli"], real_text, {}).files}
+    assert states["validation_matched.parquet"] == ("whole", "9,815 rows")
+    state, size = states["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
     assert [file.state for file in data_set(TASKS["sst2"], real_text, {}).files] == ["whole", "whole"]
