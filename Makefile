@@ -35,7 +35,7 @@ gpu:  ## on a box with a GPU: tests, and speed against plain PyTorch
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
 	python3 -m venv $(V100)
 	$(V100)/bin/pip install -q --upgrade pip
-	$(V100)/bin/pip install -q -e '.[papers]' --group dev "torch==2.10.0" "torchvision==0.25.0"
+	$(V100)/bin/pip install -q -e . --group dev "torch==2.10.0" "torchvision==0.25.0"
 	$(V100)/bin/bench quickstart --store $(V100)/runs -o $(V100)/quickstart.png
 	$(V100)/bin/python -m pytest -q -n 1 -p no:cacheprovider -o filterwarnings=default -m 'not deep' \
 	  tests/test_optimizers.py tests/test_updates.py tests/test_muon.py tests/test_lanes.py tests/test_randomness.py \

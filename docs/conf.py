@@ -28,7 +28,6 @@ from bench.store.stores import Stores  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402
-from tasks.core.files import only_reading  # noqa: E402
 
 project = "Attention optimizer bench"
 version = release = __version__
@@ -204,8 +203,7 @@ class Overview(SphinxDirective):
             parameters, samples, split = COUNTED[name]
             bound = "none" if spec.target is None else f"target {spec.target:g}"
         else:
-            with only_reading():
-                model, _ = build(resolve({"task": name, "opt": "sgd", "device": "cpu"}))
+            model, _ = build(resolve({"task": name, "opt": "sgd", "device": "cpu"}))
             data, split = model.data, model.data.report
             parameters = f"{sum(p.numel() for p in model.parameters()):,}"
             held_out = data.sizes[data.select] if data.select != "train" else None

@@ -13,7 +13,7 @@ import pytest
 from bench.config.run_config import resolve
 from bench.store.store import Store
 from tasks import DataError, image_task, text_task
-from tasks.core.split import split_hash, validation_rows
+from tasks.core.order import split_hash, validation_rows
 from tasks.vision.images import read_idx
 from tests.tiny import ROOT
 

@@ -20,7 +20,7 @@ from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
 from tasks import TASKS, TaskSpec
-from tasks.core.quantities import HEADS, MODEL, OBSERVED
+from tasks.core.quantities import HEADS, OBSERVED
 from tasks.core.spec import place_of
 
 _WIDEST = 111
@@ -83,8 +83,8 @@ def describe_task(spec: TaskSpec) -> str:
     budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
     measured = [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""] if spec.measure_every else []
     if spec.family in OBSERVED:
-        names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
-        head = "measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:"
+        names = [line for name, text in HEADS.items() for line in row(name, text)]
+        head = "measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD):"
         measured = [*wrapped_lines(head), *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"

@@ -182,7 +182,8 @@ def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict
     If the constructor passes `**keywords` on, those of its base classes count as well, and any other that is given;
     required ones of base classes count only if it passes `*arguments` on too, since it sets them itself otherwise.
     """
-    docs, options = documented(inspect.getdoc(cls)), dict[str, Option]()
+    options = dict[str, Option]()
+    docs = {k: v for base in cls.__mro__[::-1] for k, v in documented(inspect.cleandoc(base.__doc__ or "")).items()}
     constructors = [base.__init__ for base in cls.__mro__[:-1] if "__init__" in vars(base)]
     passes_all = True
     for constructor in constructors:

@@ -105,8 +105,8 @@ class TrainerOptions(NoBooleans):
     measure_every: Count | None = None
     """optimizer steps between measurements, for tasks with measurements; by default the task's value"""
     observe: Annotated[int, Field(ge=1, le=20)] | None = None
-    """points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in [1, 20];
-    off by default (`bench show TASK` defines them)"""
+    """points per decade of steps for measurements of attention in ViTs, BERTs and lm, in [1, 20]; off by default
+    (`bench show TASK` defines them)"""
     compile: Literal["off", "step"] = "off"
     """loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not part of the
     run's id"""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import Columns
-from tasks.core.extras import not_installed
 
 ArmRun = tuple[str, RunConfig]
 """A run of an experiment: the label of its arm, and its configuration."""
@@ -87,8 +85,6 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
     with doing("reading the experiment"):
         request = ask(name, places, version)
         configs = [config for _, config in request.every]
-        if any(config.task_spec.family == "theory" for config in configs) and not find_spec("clarabel"):
-            raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
     check_output(folder)
     results_of(configs, SweepProgress("runs", configs[0].task_spec.mode), effort, plan=f"experiment {name}")
     arms, without = collect(request.jobs)
