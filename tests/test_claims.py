@@ -8,7 +8,7 @@ import scipy.stats
 
 from bench.errors import UserError
 from bench.papers.claims import judge
-from bench.papers.verdicts import SAID, Finding, corrected, over_readings, said
+from bench.papers.verdicts import PAGE_WORDS, Finding, corrected, over_readings, page_word
 from bench.results import stats
 from bench.results.stats import t_interval
 from tests.arms import arm_of, changed
@@ -396,8 +396,8 @@ def test_readings_that_agree_are_a_verdict_and_others_are_not():
     ],
 )
 def test_the_words_of_a_claim(verdict, readings, region, small, expected):
-    assert said(verdict, readings, region, small=small) == expected
-    assert expected in SAID
+    assert page_word(verdict, readings, region, small=small) == expected
+    assert expected in PAGE_WORDS
 
 
 @pytest.mark.parametrize(

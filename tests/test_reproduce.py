@@ -355,7 +355,7 @@ CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure"
         ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}},
          "arm GD: --task.d 'wide': it takes a whole number"),
         ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}},
-         "times.opt.momentum 2: opt.momentum of GD is nothing, not a number"),
+         "arm GD: --opt.momentum nan"),
         ({"search": None}, "nobody/tiny has no open constants to search; remove --search"),
     ],
 )  # fmt: skip

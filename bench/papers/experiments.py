@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
+from math import nan
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -137,16 +138,12 @@ class Experiment(Described):
         A number of seeds takes the experiment's own first, then the numbers after the largest.
         """
         changed = {}
-        for label, of_arm in self.arms.items():
-            arm = dict(of_arm)
+        for label, arm in self.arms.items():
+            changed[label] = dict(arm)
             for name, value in settings.items():
-                times = name.removeprefix("times.")
-                try:  # YAML reads 1e-3 as text
-                    arm[times] = value if times == name else float(arm[times]) * float(value)
-                except (KeyError, TypeError, ValueError):
-                    is_now = arm.get(times, "nothing")
-                    raise UserError(f"{name} {value}: {times} of {label} is {is_now}, not a number") from None
-            changed[label] = arm | (arms or {}).get(label, {})
+                times = name.removeprefix("times.")  # YAML reads 1e-3 as text
+                changed[label][times] = value if times == name else float(arm.get(times, nan)) * float(value)
+            changed[label] |= (arms or {}).get(label, {})
         if isinstance(seeds, int):
             after = max(self.seeds) + 1
             seeds = [*self.seeds, *range(after, after + seeds)][:seeds]

@@ -73,7 +73,7 @@ def ask(name: str, places: Settings, version: Version) -> Request:
 
     altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
     altered = altered or (version.count is not None and version.count < len(full.seeds))
-    points = [(at, *planned(there)) for at, there in full.at_points()] if version.search else []
+    points = [(at, *planned(variant)) for at, variant in full.at_points()] if version.search else []
     return Request(*planned(full.small() if version.quick else full), points, altered)
 
 
@@ -91,7 +91,7 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
-    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in request.points])
+    region = over_points([(at, _judged(variant, collect(runs)[0])) for at, variant, runs in request.points])
     findings = corrected(_judged(request.experiment, arms))
     result = Reproduction(name, request.experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):

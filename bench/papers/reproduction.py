@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
-from bench.papers.verdicts import Finding, said
+from bench.papers.verdicts import Finding, page_word
 from bench.process import as_options
 from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
@@ -89,7 +89,7 @@ class Reproduction:
             finding = self.findings[claim.name]
             readings = [reading.verdict for reading in finding.readings.values()]
             region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-            yield said(finding.verdict, readings, region, small=self.small), claim, finding
+            yield page_word(finding.verdict, readings, region, small=self.small), claim, finding
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

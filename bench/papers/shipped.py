@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.errors import UserError, check_known
 from bench.papers.reproduction import CORRECTION
-from bench.papers.verdicts import SAID
+from bench.papers.verdicts import PAGE_WORDS
 from bench.results.table import Board, Column, Table
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
@@ -56,7 +56,7 @@ def counts(pages: Sequence[Page]) -> Table:
     number = Counter(
         (paper_of(page), claim["said"]) for page in pages for claim in page["claims"] if not claim.get("ours")
     )
-    verdicts = [verdict for verdict in SAID if any(of == verdict for _, of in number)]
+    verdicts = [verdict for verdict in PAGE_WORDS if any(of == verdict for _, of in number)]
     rows = [
         {"paper": paper} | {verdict: number[paper, verdict] for verdict in verdicts if number[paper, verdict]}
         for paper in dict.fromkeys(paper for paper, _ in number)

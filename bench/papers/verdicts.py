@@ -26,7 +26,7 @@ def _of_small_run(word: str) -> str:
     return "small run: " + "points to " * (word in _WORDS[:3]) + word
 
 
-SAID = (*_WORDS, *map(_of_small_run, _WORDS))
+PAGE_WORDS = (*_WORDS, *map(_of_small_run, _WORDS))
 """Verdicts on a page, and those of small runs, which settle no claim."""
 Key = TypeVar("Key", bound=Hashable)
 
@@ -146,8 +146,8 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     return Finding(verdict, None, None, None, "", text, p, findings)
 
 
-def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
-    """A verdict in the words of a page, one of `SAID`.
+def page_word(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
+    """A verdict in the words of a page, one of `PAGE_WORDS`.
 
     The verdicts of its readings, or at the points of a search, contradict each other if some are failures and others
     are not; undecided ones do not count. `small`: data, steps, model or seeds were reduced, so no claim is settled.
