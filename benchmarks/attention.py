@@ -17,7 +17,7 @@ from tasks.core.attention import MultiHeadAttention
 LAYERS, WIDTH, HEADS, ROWS = 6, 256, 8, 4
 LENGTHS = (64, 128, 256, 512)
 BOUNDS = {"eager": 2.5, "compiled": 1.8}
-MEMORY = 2.5
+MEMORY = 6.5
 BOUND_AT = 256
 _CUDA = torch.cuda.is_available()
 
