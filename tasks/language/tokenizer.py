@@ -26,7 +26,7 @@ def load_tokenizer(model: str) -> Tokenizer:
     Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
     `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
     """
-    folder = model_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer, "a tokenizer")
+    folder = model_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer, "its tokenizer")
     if not has_tokenizer(folder):
         raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
     try:
