@@ -9,8 +9,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from bench.api import parameters as p
+from bench.api.calls import Call, public
 from bench.output import Answer, write
 from bench.progress import doing
 from bench.text import listed
@@ -31,8 +33,16 @@ NEXT = (
 """Suggested next commands, with reasons."""
 
 
-def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answer:
-    """Train, rank and draw; the ranked table in plain words, and what to try next."""
+@public
+def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
+    """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
+
+    Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
+
+    Args:
+        out: plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).
+    """
+    file, call = Path(out), Call(more)
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
@@ -40,28 +50,30 @@ def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answ
         from bench.plots.theme import check_ending
         from bench.progress import SweepProgress
 
-        check_ending(out)
+        check_ending(file)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
         configs = [
-            resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=places) for opt in OPTS for seed in range(SEEDS)
+            resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=call.places)
+            for opt in OPTS
+            for seed in range(SEEDS)
         ]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
-    results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
+    results = results_of(configs, SweepProgress("quickstart", "min", enabled=call.progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json, written
     from bench.store.store import Store
 
-    collected = Collected.of(results, Store(places["store"]).tables)
-    write(out, curves(collected).picture(out.suffix))
+    collected = Collected.of(results, Store(call.places["store"]).tables)
+    write(file, curves(collected).picture(file.suffix))
     board = quality(collected)
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
     board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
     sentences = [verdict_in_words(table.rows), HONEST]
-    data = {"boards": as_json([board]), "said": sentences, "plot": out, "next": [command for command, _ in NEXT]}
+    data = {"boards": as_json([board]), "said": sentences, "plot": file, "next": [command for command, _ in NEXT]}
     prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
     following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
     words = [textwrap.fill(text, 100) + "\n" for text in sentences]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Opt = str | type[Optimizer] | OptimizerSpec
     Task = str | TaskSpec
 else:
-    Opt = Task = str | type
+    Opt = Task = Any  # `bench.api.source.name_of` judges them
 
 Place = str | Path
 Names = str | Sequence[str]
