@@ -3,8 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import App, Parameter
@@ -12,7 +11,7 @@ from cyclopts import exceptions as wrong
 
 from bench import api, near
 from bench.api.calls import meaning
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 
 HEADINGS = {
     "train": ("quickstart", "fit", "sweep"),
@@ -48,17 +47,15 @@ def _as_word(parameter: inspect.Parameter) -> inspect.Parameter | None:
         return None
     if kind is parameter.POSITIONAL_OR_KEYWORD:
         kind = parameter.KEYWORD_ONLY if name in ("task", "opt", "board") else parameter.POSITIONAL_ONLY
+    choice = [hint for hint in words if get_origin(hint) is Literal]
+    hint: Any = bool if bool in words else list[str] if lists else choice[0] if choice else str
     plain = Parameter(
         alias="-o" if name == "out" else None,
         allow_repeating=bool(lists) or name not in ("task", "opt"),
-        converter=lambda _, tokens: [token.value for token in tokens] if lists else tokens[0].value,
+        metavar=None if choice else "|".join("STR" if word is Any else word.__name__.upper() for word in words),
     )
-    hint: Any = list[str] | None if lists else reduce(or_, (str if word is Any else word for word in words)) | None
-    if bool in words:
-        plain, hint = Parameter(), bool
-    default: Any = False if hint is bool else None
-    is_required = parameter.default is parameter.empty
-    default = parameter.empty if is_required else default
+    default: Any = parameter.empty if parameter.default is parameter.empty else False if hint is bool else None
+    hint = hint if hint is bool else hint | None
     return parameter.replace(annotation=Annotated[hint, plain], kind=kind, default=default)
 
 
@@ -153,16 +150,17 @@ def _described(error: wrong.CycloptsError, name: str) -> UserError:
     if isinstance(error, wrong.UnusedCliTokensError):
         word = next(iter(error.unused_tokens or ()), "")
         return UserError(f"unexpected word {word!r}; settings are written --name value, {see}")
+    hints = [] if argument is None else [argument.hint, *get_args(argument.hint)]
+    choices = [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
     if isinstance(error, wrong.MissingArgumentError):
         if option.startswith("-"):
             return UserError(f"{option} needs a value: {option} {option.lstrip('-').upper()}")
-        hints = [] if argument is None else [argument.hint, *get_args(argument.hint)]
-        values = ", ".join(value for hint in hints if get_origin(hint) is Literal for value in get_args(hint))
-        return UserError(f"bench {name} needs {option.upper()}{': ' * bool(values)}{values}; {see}")
+        return UserError(f"bench {name} needs {option.upper()}{': ' * bool(choices)}{', '.join(choices)}; {see}")
     if isinstance(error, wrong.RepeatArgumentError):
         return UserError(f"{str(error).split()[1]} is given twice; bench {name} takes one")
     if isinstance(error, wrong.CoercionError):
-        return UserError(f"{option} is a switch and takes no value")
+        wrong_choice = unknown(option.lstrip("-").lower(), error.token.value if error.token else "", choices)
+        return wrong_choice if choices else UserError(f"{option} is a switch and takes no value")
     return UserError(f"{' '.join(str(error).split())}; {see}")
 
 
