@@ -130,9 +130,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         for member in (kind, *get_args(kind)):
             if get_origin(member) is Literal:
                 raise unknown(name, str(value), get_args(member)) from None
-        reasons = [why_wrong(one["msg"]) for one in error.errors() if one["type"] != "path_type"]
-        reasons = list(dict.fromkeys(why.replace("an instance of Sequence", "a list") for why in reasons))
-        raise UserError(f"--{name} {written}: {' or '.join(reasons) or 'it must be text or a path'}") from None
+        reasons = [why_wrong(one["msg"]).removeprefix("it must be ") for one in error.errors()]
+        known = dict.fromkeys(why.replace("an instance of Sequence", "a list") for why in reasons if "path" not in why)
+        raise UserError(f"--{name} {written}: it must be {' or '.join(known) or 'text or a path'}") from None
     if isinstance(value, int) and value < LEAST.get(name, value):
         raise UserError(f"--{name} {value}: it must be at least {LEAST[name]}")
     return value

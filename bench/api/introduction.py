@@ -6,16 +6,14 @@ It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them
 
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from bench.api import parameters as p
 from bench.api.calls import Call, public
 from bench.output import Answer, write
 from bench.progress import doing
-from bench.text import listed
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
@@ -52,15 +50,13 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
 
         check_ending(file)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
-        configs = [
-            resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=call.places)
-            for opt in OPTS
-            for seed in range(SEEDS)
-        ]
+        runs = ({**chosen, "opt": opt, "seed": seed} for opt in OPTS for seed in range(SEEDS))
+        configs = [resolve(settings, fallback=call.places) for settings in runs]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=call.progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
+    from bench.boards.headline import headlines
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json, written
@@ -72,24 +68,11 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
     board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
-    sentences = [verdict_in_words(table.rows), HONEST]
+    ((_, verdict),) = headlines(collected)
+    tests = f"Sign tests over {SEEDS} seeds decide; at most 5 % of the verdicts of a row are false."
+    sentences = [f"{verdict} {tests}", HONEST]
     data = {"boards": as_json([board]), "said": sentences, "plot": file, "next": [command for command, _ in NEXT]}
     prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
     following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
     words = [textwrap.fill(text, 100) + "\n" for text in sentences]
     return Answer(data, [written([board], "table", None), *words, "Try next:", *following])
-
-
-def verdict_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The verdicts of rows of the board `quality` as sentences."""
-    by_verdict: dict[str, list[str]] = {}
-    for row in rows:
-        by_verdict.setdefault(row["verdict"], []).append(row["opt"])
-    ((reference,), parts) = by_verdict.pop("reference"), []
-    for verdict, loss in (("better", "lower"), ("worse", "higher")):
-        if names := by_verdict.pop(verdict, []):
-            parts.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
-    unclear = [name for names in by_verdict.values() for name in names]
-    first = f"After {STEPS} steps {', and '.join(parts)} than {reference}" if parts else "No verdict is decided"
-    open_ = f" No significant difference from {reference}: {listed(unclear)}." if unclear else ""
-    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"
