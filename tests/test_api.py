@@ -175,7 +175,7 @@ def test_a_mean_is_over_seeds_alone() -> None:
     runs = bench.sweep("synthetic", "ngd", lr=[0.1, 0.2], seeds=2, **SHORT).runs
     with pytest.raises(bench.UserError, match="differ in more than their seeds"):
         _ = runs.mean
-    assert runs.filter(**{"opt.lr": 0.1}).mean is not None
+    assert bench.Runs(run for run in runs if run.settings["opt.lr"] == 0.1).mean is not None
     assert runs[:0].mean is None
 
 
@@ -221,15 +221,6 @@ def test_settings_have_all_forms() -> None:
     )
     found = {name: run.settings[name] for name in ("opt.betas", "opt.lr", "task.T", "trainer.max_steps")}
     assert found == {"opt.betas": [0.5, 0.9], "opt.lr": 0.5, "task.T": 4, "trainer.max_steps": 2}
-    for value, number in (
-        ((0.5, 0.9), 1),
-        ([0.5, 0.9], 1),
-        ([[0.5, 0.9], (0.8, 0.9)], 1),
-        ({(0.5, 0.9), (0.8, 0.9)}, 1),
-        ((0.8, 0.9), 0),
-        (0.5, 0),
-    ):
-        assert len(bench.load().filter(**{"opt.betas": value})) == number
 
 
 @pytest.mark.parametrize(
@@ -372,8 +363,7 @@ def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
     assert len(runs) == 8
     assert {run.run_id for run in runs} == {run.run_id for run in swept.runs}
     assert isinstance(runs[1:3], bench.Runs)
-    few = runs.filter(opt="ngd", seed=[4, 5], **{"opt.lr": 0.1})
-    assert [(run.opt, run.settings["opt.lr"]) for run in few] == [("ngd", 0.1)] * 2
+    few = runs[:2]
     table = runs.runs()
     assert table["opt.lr"].to_list() == [run.settings["opt.lr"] for run in runs]
     assert table["final"].to_list() == [run.final for run in runs]
@@ -381,8 +371,6 @@ def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
     assert isinstance(few.figure(), alt.TopLevelMixin)
     assert few[0].run_id in str(few)
     assert few[0].run_id in few._repr_html_()
-    with pytest.raises(bench.UserError, match=r"unknown setting 'opt.lrr'; did you mean 'opt.lr'"):
-        runs.filter(**{"opt.lrr": 0.1})
 
 
 def test_no_runs_are_a_frame_too(tmp_path: Path) -> None:
@@ -627,42 +615,6 @@ def test_a_notebook_goes_from_a_class_to_its_row_in_twelve_lines(tmp_path: Path,
         NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert "Signs" in str([out.get("data", {}).get("text/html") for out in notebook.cells[-1]["outputs"]])
     assert {run.opt for run in bench.load(store)} == {"Signs"}
-
-
-@pytest.mark.deep
-def test_a_notebook_that_is_interrupted_lives_on(tmp_path: Path) -> None:
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(cwd=str(tmp_path))
-
-    def ask(code: str, *, interrupt: bool = False) -> tuple[str, str]:
-        """Run a cell: its status and its output."""
-        asked = client.execute(code)
-        written = ""
-        while True:
-            message = client.get_iopub_msg(timeout=120)
-            if message["parent_header"].get("msg_id") != asked:
-                continue
-            content = message["content"]
-            written += content.get("text", "") if message["msg_type"] == "stream" else ""
-            if interrupt and "step 1/" in written:
-                interrupt = False
-                manager.interrupt_kernel()
-            if message["msg_type"] == "status" and content["execution_state"] == "idle":
-                break
-        while (answer := client.get_shell_msg(timeout=120))["parent_header"].get("msg_id") != asked:
-            pass
-        return answer["content"].get("ename", ""), written
-
-    call = "run = bench.fit('synthetic', 'ngd', trainer={'max_steps': 100_000, 'val_every': 1}, device='cpu')"
-    try:
-        assert ask("import bench")[0] == ""
-        assert ask(call, interrupt=True)[0] == "KeyboardInterrupt"
-        ended, written = ask("print([(run.status, 0 < run.steps < 100_000) for run in bench.load()])")
-        assert (ended, written) == ("", "[('killed', True)]\n")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
 
 
 def test_a_mean_of_losses_at_the_floor_is_a_bound(cli: Any) -> None:

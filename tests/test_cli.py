@@ -152,14 +152,6 @@ def test_options_are_few():
     assert sum(len(options_of(name)[:-1]) for name in COMMANDS) <= 150  # without --json, which all commands have
 
 
-def test_without_words_help_is_shown(cli):
-    out = cli("--help").out
-    assert cli().out == out
-    shown = re.findall(r"^  (\w+) ", out, re.MULTILINE)
-    assert sorted(shown) == sorted(COMMANDS)
-    assert cli("--version").out.strip().count(".") == 2
-
-
 # -- notation of settings -------------------------------------------------------------------------------------------
 
 
@@ -398,13 +390,6 @@ def test_a_wrong_request(cli, words, message):
 def test_a_wrong_setting(cli, store, words, message):
     assert message in fails(cli, *FIT, *words.split())
     assert not store.exists()
-
-
-@pytest.mark.parametrize("opt", OPTIMIZERS)
-def test_no_optimizer_takes_a_negative_rate(cli, opt):
-    error = fails(cli, "fit", "--task", "synthetic", "--opt", opt, "--opt.lr", "-1")
-    assert "-1.0" in error
-    assert "lr" in error or "learning rate" in error
 
 
 @pytest.mark.parametrize(

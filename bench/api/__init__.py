@@ -256,7 +256,11 @@ def check(
     reference: str | None = None,
     quick: bool = False,
     limit: float = 30,
-    **more: Unpack[p.Checking],
+    settings: p.Settings | None = None,
+    data: p.Place | None = None,
+    store: p.Place | None = None,
+    progress: bool = True,
+    **hyperparameters: Any,
 ) -> Any:
     """Check that an optimizer or a task behaves as training code expects: resume, groups, schedules, closures, DDP, ...
 
@@ -278,7 +282,7 @@ def check(
         raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
     from bench.api import checking
 
-    call = Call(more)
+    call = Call({**hyperparameters, "settings": settings, "data": data, "store": store})
     name = optimizer if optimizer is None else name_of(optimizer)
     files = [Path(file) for file in ([out] if isinstance(out, str | Path) else out or [])]
     return checking.check(
@@ -331,7 +335,8 @@ def sql(
     no_reference: bool = False,
     format: Literal["table", "md", "csv", "json"] | None = None,
     out: p.Place | None = None,
-    **stores: Unpack[p.InStores],
+    store: p.Stores = None,
+    progress: bool = True,
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
@@ -346,11 +351,11 @@ def sql(
     """
     from bench.api.stores import sql
 
-    return sql(query, folders(stores.get("store")), path_of(out), format, reference=not no_reference)
+    return sql(query, folders(store), path_of(out), format, reference=not no_reference)
 
 
 @public
-def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
+def load(store: p.Stores = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
     `Runs.damaged` lists what could not be read.
@@ -372,7 +377,8 @@ def data(
     *,
     task: str | None = None,
     settings: p.Settings | None = None,
-    **more: Unpack[p.WithData],
+    data: p.Place | None = None,
+    progress: bool = True,
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
 
@@ -385,18 +391,18 @@ def data(
     """
     from bench.commands import data as files
 
-    return files.data(kind, task, Call(more).places["data"], dict(settings or {}))
+    return files.data(kind, task, Call({"data": data}).places["data"], dict(settings or {}))
 
 
 @public
-def doctor(**more: Unpack[p.Stored]) -> Answer:
+def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progress: bool = True) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
     """
     from bench.commands import doctor as diagnoses
 
-    return diagnoses.doctor(**Call(more).places, named="data" in more)
+    return diagnoses.doctor(**Call({"data": data, "store": store}).places, named=data is not None)
 
 
 @public
@@ -439,7 +445,8 @@ def verify(
     seed: int | None = None,
     task: p.Names | None = None,
     opt: p.Names | None = None,
-    **more: Unpack[p.WithData],
+    data: p.Place | None = None,
+    progress: bool = True,
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.
 
@@ -456,4 +463,5 @@ def verify(
     """
     from bench.api.verification import verify
 
-    return verify(path_of(path), runs, seed, names("task", task), names("opt", opt), Call(more).places["data"])
+    places = Call({"data": data}).places
+    return verify(path_of(path), runs, seed, names("task", task), names("opt", opt), places["data"])

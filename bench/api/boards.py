@@ -36,35 +36,22 @@ def reading() -> Iterator[None]:
 
 
 class Chosen(NamedTuple):
-    """The stores, and their entries that a call selects."""
+    """The stores, their entries that a call selects, and what is damaged or excluded."""
 
     stores: "Stores"
     entries: "Collected"
 
-    def warn(self) -> int:
-        """Report on standard error what is damaged or excluded; return the exit code."""
+    def warn(self) -> tuple[int, dict[str, list[str]]]:
+        """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
         code = warn_of(self.stores, sorted(set(self.entries.damaged)))
         for note in self.entries.notes:
             remark("note", note)
-        return code
-
-    @property
-    def left_out(self) -> dict[str, list[str]]:
-        """What is damaged or excluded, for JSON."""
         damaged = [*map(str, self.stores.damaged), *self.entries.damaged]
-        return {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
+        return code, {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
 
 
 def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
-    """The entries of the stored runs that a call selects.
-
-    Args:
-        choice: arguments of `bench.api.parameters.Choice`.
-        target: value of the metric that counts as reached.
-
-    Raises:
-        UserError: there is nothing to show, or a name is unknown.
-    """
+    """The entries of the stored runs that arguments of `bench.api.parameters.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
@@ -122,7 +109,7 @@ def leaderboard(
 
         rows = explanations.explain(chosen.entries, explain)
         text = [line for row in rows for line in explanations.lines(row)]
-        code = chosen.warn()
+        code, _ = chosen.warn()
         if file is not None:
             write(file, "\n".join(text))
         return Answer(rows, [] if file is not None else text, code)
@@ -133,10 +120,10 @@ def leaderboard(
 
     shown = dict.fromkeys(BOARD_NAMES if "all" in (requested or ()) else requested or ["quality"])
     boards = [_foreign(chosen, name) if ":" in name else BOARDS[name](chosen.entries) for name in shown]
-    code = chosen.warn()
+    code, left_out = chosen.warn()
     if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    notes = tuple(dict.fromkeys(text for texts in chosen.left_out.values() for text in texts))
+    notes = tuple(dict.fromkeys(text for texts in left_out.values() for text in texts))
     if file is not None:
         write(file, written(boards, kind, file))
         return Table(boards, notes, kind, code, "")
@@ -192,9 +179,9 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
     chosen = _chosen(choice)
     stores = chosen.stores
     text = page(chosen.entries, len(stores.runs), stores_in_words(stores), len(stores.damaged))
-    code = chosen.warn()
+    code, left_out = chosen.warn()
     write(file, text)
-    return Answer({"out": file, "runs": len(stores.runs), **chosen.left_out}, [], code)
+    return Answer({"out": file, "runs": len(stores.runs), **left_out}, [], code)
 
 
 @public
@@ -231,7 +218,7 @@ def plot(
         check_ending(file)
     chosen = _chosen(choice)
     figure = curves(chosen.entries, y, x) if chart == "curves" else CHARTS[chart](chosen.entries)
-    code = chosen.warn()
+    code, left_out = chosen.warn()
     if not figure.drawn:
         why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
         raise UserError(f"nothing to draw: {why or NO_ROWS}")
@@ -241,4 +228,4 @@ def plot(
     for panel in (panel for panel in figure.panels if not panel.lines):
         remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
     rows = [{"title": one.title, "drawn": bool(one.lines), "note": "\n".join(one.notes)} for one in figure.panels]
-    return Answer({"out": file, "panels": rows, **chosen.left_out}, [], code)
+    return Answer({"out": file, "panels": rows, **left_out}, [], code)

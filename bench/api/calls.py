@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from bench.api.parameters import MEANINGS, Place, Seeds, Which
+from bench.api.parameters import MEANINGS, Place, Seeds, Stores, Which
 from bench.api.source import name_of
 from bench.config.values import parts, place, read_budget
 from bench.errors import UserError, unknown
@@ -72,7 +72,7 @@ def _session(progress: bool) -> Iterator[None]:
 def _flat(signature: inspect.Signature) -> inspect.Signature:
     """The signature with the keys of `**more: Unpack[...]` as parameters."""
     *parameters, last = signature.parameters.values()
-    if last.kind is not last.VAR_KEYWORD:
+    if not (last.kind is last.VAR_KEYWORD and get_args(last.annotation)):
         return signature
     (shared,) = get_args(last.annotation)
     kinds = get_type_hints(shared)
@@ -150,7 +150,7 @@ def path_of(where: Place | None) -> Path | None:
     return None if where is None else Path(where)
 
 
-def folders(store: Sequence[Place] | Place | None) -> list[Path]:
+def folders(store: Stores) -> list[Path]:
     """The folders of one store or several; none if not given."""
     several = [store] if store is None or isinstance(store, str | Path) else store
     return [place("store", str(folder)) for folder in several if folder is not None]

@@ -8,7 +8,6 @@ import os
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
 
 from bench.api import parameters as p
 from bench.api.calls import Call, public
@@ -32,7 +31,7 @@ NEXT = (
 
 
 @public
-def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
+def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None, progress: bool = True) -> Answer:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
@@ -40,7 +39,7 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
     Args:
         out: plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).
     """
-    file, call = Path(out), Call(more)
+    file, places = Path(out), Call({"store": store}).places
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
@@ -51,10 +50,10 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
         check_ending(file)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
         runs = ({**chosen, "opt": opt, "seed": seed} for opt in OPTS for seed in range(SEEDS))
-        configs = [resolve(settings, fallback=call.places) for settings in runs]
+        configs = [resolve(settings, fallback=places) for settings in runs]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
-    results = results_of(configs, SweepProgress("quickstart", "min", enabled=call.progress), effort, plan="quickstart")
+    results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
@@ -62,7 +61,7 @@ def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) ->
     from bench.results.render import as_json, written
     from bench.store.store import Store
 
-    collected = Collected.of(results, Store(call.places["store"]).tables)
+    collected = Collected.of(results, Store(places["store"]).tables)
     write(file, curves(collected).picture(file.suffix))
     board = quality(collected)
     (table,) = board.tables

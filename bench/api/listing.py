@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.api import parameters as p
 from bench.api.boards import reading
@@ -28,7 +28,8 @@ def list_(
     status: p.Names | None = None,
     since: str | None = None,
     all: bool = False,
-    **more: Unpack[p.InStores],
+    store: p.Stores = None,
+    progress: bool = True,
 ) -> Answer:
     """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
 
@@ -45,10 +46,10 @@ def list_(
         all: one line per run.
     """
     filters = {"task": names("task", task), "opt": names("opt", opt), "status": names("status", status)}
-    places = folders(more.get("store"))
+    places = folders(store)
     if kind == "runs":
         return _runs(places, **filters, since=since, every=all)
-    filters |= {"since": since, "all": all or None, "store": None if kind == "studies" else more.get("store")}
+    filters |= {"since": since, "all": all or None, "store": None if kind == "studies" else store}
     for name, value in filters.items():
         if value is not None:
             raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
@@ -116,7 +117,7 @@ def _studies(places: Sequence[Path]) -> Answer:
 
 
 @public
-def show(name: str, **more: Unpack[p.InStores]) -> Answer:
+def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
     For a run: result, settings, notes, and the commands that repeat, resume and plot it.
@@ -137,9 +138,7 @@ def show(name: str, **more: Unpack[p.InStores]) -> Answer:
 
         return Answer(task_json(TASKS[name]), [describe_task(TASKS[name])])
     path = Path(name)
-    places = (
-        [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(folders(more.get("store")))
-    )
+    places = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(folders(store))
     is_experiment = name.count("/") == 1 and not path.is_absolute()  # PAPER/EXPERIMENT; importing them is slow
     if not is_experiment and (run := _run(path.name, places)) is not None:
         return run

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.config.run_config import settings_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 from bench.output import Shown
 from bench.results.render import html_fragment, shown
 from bench.results.table import Board, Column, Table
@@ -107,7 +107,7 @@ class Run(Shown):
 
 
 class Runs(UserList[Run]):
-    """Stored runs: a list with filters and conversion to DataFrames.
+    """Stored runs: a list that converts to DataFrames.
 
     Args:
         runs: in their order.
@@ -117,28 +117,6 @@ class Runs(UserList[Run]):
     def __init__(self, runs: Iterable[Run] = (), damaged: Sequence[str] = ()) -> None:
         super().__init__(runs)
         self.damaged = tuple(damaged)
-
-    def filter(self, **settings: Any) -> "Runs":
-        """The runs with these settings.
-
-        Args:
-            settings: values by name; a list or a set of values means any of them. A tuple is one value, and so is a
-                list that equals the setting (`opt.betas`). Names are those of `Run.settings`, and `run_id`, `status`
-                and `engine`: `runs.filter(opt="adam", **{"opt.lr": 0.1})`.
-
-        Raises:
-            UserError: no run has a setting with this name.
-        """
-        rows = [run.settings | {name: getattr(run.result, name) for name in ("run_id", "status", "engine")}
-                | {"task": run.task, "opt": run.opt} for run in self]  # fmt: skip
-        names = sorted({name for row in rows for name in row})
-        for name, value in settings.items() if rows else ():
-            if name not in names:
-                raise unknown("setting", name, names)
-            several = [value, *value] if isinstance(value, list | set) else [value]
-            settings[name] = [list(value) if isinstance(value, tuple) else value for value in several]
-        matches = [all(name in row and row[name] in several for name, several in settings.items()) for row in rows]
-        return Runs([run for run, match in zip(self, matches, strict=True) if match], self.damaged)
 
     @property
     def mean(self) -> "Interval | None":
@@ -151,7 +129,7 @@ class Runs(UserList[Run]):
             UserError: the runs differ in more than their seeds, so their mean has no meaning.
         """
         if self and not self._is_group():
-            raise UserError("these runs differ in more than their seeds; choose some with `filter` before `mean`")
+            raise UserError("these runs differ in more than their seeds; take the mean of those of one setting")
         return self._mean()[1] if self else None
 
     def _is_group(self) -> bool:
