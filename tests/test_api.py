@@ -171,14 +171,6 @@ def test_fit_with_seeds_gives_the_runs_of_the_command(cli, monkeypatch: pytest.M
     assert [run.run_id for run in again] == [runs[2].run_id, runs[0].run_id]
 
 
-def test_a_mean_is_over_seeds_alone() -> None:
-    runs = bench.sweep("synthetic", "ngd", lr=[0.1, 0.2], seeds=2, **SHORT).runs
-    with pytest.raises(bench.UserError, match="differ in more than their seeds"):
-        _ = runs.mean
-    assert bench.Runs(run for run in runs if run.settings["opt.lr"] == 0.1).mean is not None
-    assert runs[:0].mean is None
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -360,7 +352,9 @@ def test_a_sweep_is_that_of_the_command(swept: bench.Sweep, cli) -> None:
 
 def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
     runs = bench.load(swept.runs[0].store)
-    assert len(runs) == 8
+    with pytest.raises(bench.UserError, match="differ in more than their seeds"):
+        _ = runs.mean
+    assert (len(runs), runs[:0].mean) == (8, None)
     assert {run.run_id for run in runs} == {run.run_id for run in swept.runs}
     assert isinstance(runs[1:3], bench.Runs)
     few = runs[:2]
@@ -393,28 +387,13 @@ def test_damaged_runs_are_said_not_raised(store: Path) -> None:
     assert "synthetic-ngd-2" in runs.damaged[0]
 
 
-@pytest.mark.parametrize(
-    ("seeds", "same"),
-    [(3, [0, 1, 2]), ([7], [7]), (range(2, 4), [2, 3]), (np.array([1, 0]), [1, 0])],
-    ids=["count", "one", "range", "array"],
-)
-def test_seeds_are_a_number_of_them_or_a_list(monkeypatch: pytest.MonkeyPatch, seeds: Any, same: list[int]) -> None:
-    asked: list[Any] = []
-
-    def results_of(configs: Any, *args: Any, **more: Any) -> None:
-        asked.extend(configs)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bench.execute.command.results_of", results_of)
-    with pytest.raises(KeyboardInterrupt):
-        bench.sweep("synthetic", "ngd", lr=[0.1], seeds=seeds, **SHORT)
-    assert [config.seed for config in asked] == same
-
-
-@pytest.mark.parametrize("seeds", [0, [], "x", len, [1.5], [-1]], ids=repr)
-def test_other_seeds_are_refused(seeds: Any) -> None:
-    with pytest.raises(bench.UserError, match="seeds"):
-        bench.sweep("synthetic", "ngd", lr=0.1, seeds=seeds, **SHORT)
+def test_seeds_are_a_number_of_them_or_a_list() -> None:
+    for seeds, same in ((3, [0, 1, 2]), ([7], [7]), (range(2, 4), [2, 3]), (np.array([1, 0]), [1, 0])):
+        runs = bench.sweep("synthetic", "ngd", lr=[0.1], seeds=seeds, dry_run=True, **SHORT).data.values()
+        assert [settings["seed"] for settings in runs] == same
+    for wrong in (0, [], "x", len, [1.5], [-1]):
+        with pytest.raises(bench.UserError, match="--seeds"):
+            bench.sweep("synthetic", "ngd", lr=0.1, seeds=wrong, **SHORT)
 
 
 # -- boards -----------------------------------------------------------------------------------------------------------
@@ -447,53 +426,6 @@ def test_names_of_others_do_no_harm_in_a_notebook(store: Path) -> None:
 
 
 # -- with worker processes --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_a_study_finds_what_fit_takes(notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for cell in CELLS.values():
-        names = notebook(cell)
-    study = bench.tune(
-        "synthetic", names["Own"], lr=[0.01, 0.1], seeds=1, report_seeds=[7, 8], workers=1, least=-1.0, out="tuned",
-        **SHORT,
-    )  # fmt: skip
-    assert study.best.keys() == {"lr", "least"}
-    assert study.best["least"] == -1
-    assert [run.seed for run in study.fresh] == [7, 8]
-    assert len(study.trials) == 2
-    again = bench.fit("synthetic", names["Own"], seed=7, **study.best, **SHORT)
-    assert again.run_id == study.fresh[0].run_id
-    assert isinstance(study.figure(), alt.TopLevelMixin)
-    assert study.name in str(study)
-    assert bench.fit("synthetic", names["Own"], seed=8, tuned=True, **SHORT).run_id == study.fresh[1].run_id
-    table = bench.leaderboard().table
-    assert (*table["opt"], *table["settings"]) == ("Own", "tuned")
-
-
-@pytest.mark.deep
-def test_a_comparison_ends_in_a_ranked_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_signs.py").write_text("".join(CELLS.values()))
-    found = bench.compare(
-        "synthetic",
-        "own_signs.py:Own",
-        lr=[0.01, 0.1],
-        settings={"opt.gd.lr": [0.1, 1.0]},
-        seeds=1,
-        report_seeds=7,
-        workers=1,
-        **SHORT,
-    )
-    assert capsys.readouterr().err == ""
-    assert found.studies.keys() == {"gd", "own_signs.py:Own"}
-    table = found.table.table
-    assert dict(zip(table["opt"], table["verdict"], strict=True))["gd"] == "reference"
-    assert any("gd (tuned" in line for line in found.verdicts)
-    assert isinstance(found.figure(), alt.TopLevelMixin)
-    assert found.verdicts[0] in str(found)
 
 
 @pytest.mark.deep

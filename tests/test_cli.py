@@ -143,11 +143,6 @@ def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, mo
     assert "unknown run 'nope' in the store" in cli("fit", "--resume", "nope", "--store", store).err
 
 
-def test_lists_have_a_line_for_each_name(cli):
-    assert [line.split()[0] for line in cli("list", "tasks").out.splitlines()] == list(TASKS)
-    assert [line.split()[0] for line in cli("list", "optimizers").out.splitlines()] == list(OPTIMIZERS)
-
-
 def test_options_are_few():
     assert sum(len(options_of(name)[:-1]) for name in COMMANDS) <= 150  # without --json, which all commands have
 
@@ -232,11 +227,6 @@ def test_json_is_one_object_and_nothing_else(cli, store):
     assert (result["steps"], result["store"]) == (20, str(store))
     assert 0 < result["final"] < 1
     assert (store / result["run_id"] / "done/runs.jsonl").is_file()
-
-
-def test_a_cap_that_bound_on_nearly_all_steps_is_reported(cli):
-    assert "note: the step cap bound on 100% of the steps" in cli(*FIT, "--opt.max_step", "1e-9").out
-    assert "note" not in cli(*FIT).out
 
 
 def test_a_file_that_an_option_names_counts_by_its_content(tmp_path):
