@@ -56,10 +56,8 @@ def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
 
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: it is not a finite number")
-    stores, reference = (
-        open_stores(folders(choice.get("store")), reference=not choice.get("no_reference", False)),
-        choice.get("reference"),
-    )
+    stores = open_stores(folders(choice.get("store")), reference=not choice.get("no_reference", False))
+    reference = choice.get("reference")
     with reading():
         entries = collect(
             stores, tasks=names("task", choice.get("task")), opts=names("opt", choice.get("opt")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.api import parameters as p
 from bench.api.boards import reading
 from bench.api.calls import folders, names, public
-from bench.config.values import place
+from bench.config.values import experiments, place
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
@@ -137,17 +137,15 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
         from bench.commands.describe import describe_task, task_json
 
         return Answer(task_json(TASKS[name]), [describe_task(TASKS[name])])
-    path = Path(name)
-    places = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(folders(store))
-    is_experiment = name.count("/") == 1 and not path.is_absolute()  # PAPER/EXPERIMENT; importing them is slow
-    if not is_experiment and (run := _run(path.name, places)) is not None:
-        return run
-    from bench.papers.experiments import experiments, load
-
     if name in experiments():
-        value = {"kind": "experiment", "name": name} | load(name).model_dump(mode="json")
+        from bench.papers.experiments import load as load_experiment
+
+        value = {"kind": "experiment", "name": name} | load_experiment(name).model_dump(mode="json")
         return Answer(value, [f"# run it: bench reproduce {name}", experiments()[name].read_text("utf-8").rstrip()])
-    if is_experiment and (run := _run(path.name, places)) is not None:
+    path = Path(name)
+    is_path = path.name != name and path.parent.is_dir()
+    places = [path.parent] if is_path else existing_stores(folders(store))
+    if (run := _run(path.name, places)) is not None:
         return run
     from bench.store.stores import Stores
 
