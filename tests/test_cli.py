@@ -97,19 +97,13 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
     assert {*re.findall(r"--task\.(\w+)", out)} >= task_options(spec).keys()
 
 
-def rows(text: str, section: str) -> dict[str, str]:
-    """A section's rows, each in one line, by their left column."""
-    lines = re.search(rf"^{re.escape(section)}.*\n((?:  .*\n?)*)", text, re.MULTILINE)[1].splitlines()
-    joined = re.sub(r"\n {31}", "  ", "\n".join(lines)).splitlines()
-    return {left: " ".join(right.split()) for left, _, right in (line.strip().partition("  ") for line in joined)}
-
-
 def test_show_defines_a_tasks_measurements(cli):
-    dm1, planted = (rows(cli("show", name).out, "measured every 20 steps:") for name in ("mha_dm1", "mha_planted"))
-    assert all(dm1.values())
-    assert dm1["train_error, test_error"] == "share of sequences on the wrong side of 0"
+    dm1, planted, joint = (
+        " ".join(cli("show", name).out.split()) for name in ("mha_dm1", "mha_planted", "synthetic_joint")
+    )
+    assert "train_error, test_error share of sequences on the wrong side of 0" in dm1
     assert "attn_score" not in planted  # which only the other task has
-    assert rows(cli("show", "synthetic_joint").out, "measured")["norm_W"] == "||W||_F"  # inherited
+    assert "norm_W ||W||_F" in joint  # inherited
 
 
 def test_show_prints_the_file_of_an_experiment(cli):
