@@ -89,8 +89,9 @@ def _content(piece: Any) -> tuple[str, Iterable[Any]]:
         return inspect.getsource(piece), [*(piece.__globals__[name] for name in names), *cells]
     if isinstance(piece, type | FunctionType | ModuleType):
         text = f"{getattr(piece, '__module__', '')}.{getattr(piece, '__qualname__', '')}.{piece.__name__}"
-        is_new = isinstance(piece, type) and _is_of_session(piece)
-        return text, [*piece.__bases__, *_members(piece)] if is_new else ()
+        if isinstance(piece, type) and _is_of_session(piece):
+            return text, [*piece.__bases__, *_members(piece)]
+        return text, ()
     if dataclasses.is_dataclass(piece):
         return type(piece).__name__, [getattr(piece, field.name) for field in dataclasses.fields(piece)]
     if isinstance(piece, Mapping):
