@@ -192,21 +192,10 @@ def pairs(argument: str, values: Mapping[str, Any] | Sequence[str] | None) -> di
 
 
 class Call:
-    """The shared arguments of a call, read.
+    """The shared arguments of a call, read; those that are no shared parameter are hyperparameters.
 
-    Args:
-        more: by name; what is no shared parameter is a hyperparameter.
-        task: name of the task, if settings need it.
-        opts: optimizers.
-        top: further settings without a group, such as `seed`.
-
-    Attributes:
-        places: folders of data and store; `folders` are those of the call.
-        effort: how runs are executed; `efforts` are the arguments of the call.
-        words: settings in dotted form.
-        config: file of settings.
-        dry_run, progress: as given.
-        command: words of the command line; None in Python.
+    `words` are its settings in dotted form, among them `top`, those without a group, such as `seed`. `places` are the
+    folders of data and store, `folders` those that the call names; `efforts` are its arguments for `effort`.
     """
 
     def __init__(self, more: Mapping[str, Any], task: Any = None, opts: Iterable[Any] = (), **top: Any) -> None:
@@ -223,13 +212,12 @@ class Call:
         self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
         self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
         top |= taken("data_seed", "precision", "device")
-        groups = {"task": rest.pop("task_options", None), "trainer": rest.pop("trainer", None)}
-        settings = rest.pop("settings", None) or {}
+        task_options, trainer, settings = (rest.pop(name, None) for name in ("task_options", "trainer", "settings"))
         named = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task), **top}
         self.words: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        for group, values in {**groups, "opt": rest}.items():
+        for group, values in (("task", task_options), ("opt", rest), ("trainer", trainer)):
             self.words |= _dotted(group, values or {})
-        self.words |= {name: plain(value) for name, value in settings.items()}
+        self.words |= {name: plain(value) for name, value in (settings or {}).items()}
 
 
 def _effort(
