@@ -182,13 +182,13 @@ def pairs(argument: str, values: Mapping[str, Any] | Sequence[str] | None) -> di
 
     if isinstance(values, Mapping):
         return {name: word_of(value) for name, value in values.items()}
-    pairs = [word.partition("=") for word in ([values] if isinstance(values, str) else values or ())]
-    for name, equals, value in pairs:
+    words = [word.partition("=") for word in (values or ())]
+    for name, equals, value in words:
         if not (name and equals):
             raise UserError(
                 f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in --only trainer.max_steps=1000"
             )
-    return {name.removeprefix("--"): value for name, _, value in pairs}
+    return {name.removeprefix("--"): value for name, _, value in words}
 
 
 class Call:
