@@ -466,7 +466,7 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
         (["curves", "-o", "figure.jpg"], "-o figure.jpg: the name of a figure must end in .png, .svg, .pdf or .html"),
         (["curves", "-o", "figure"], "must end in .png, .svg, .pdf or .html"),
         (["curves"], "--out is missing"),
-        (["waves", "-o", "a.png"], "unknown word 'waves'"),
+        (["waves", "-o", "a.png"], "unknown chart 'waves'"),
         (["forest", "-o", "a.png", "--y", "accuracy"], "--y accuracy: only curves have selectable axes"),
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
         (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),

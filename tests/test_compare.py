@@ -192,7 +192,7 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--task mnist --opt gd,sgd", "gd of full and sgd of 100 samples a batch are different problems"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
-        ("--task synthetic --opt ngd --seed 3", "--seed: bench compare has several seeds"),
+        ("--task synthetic --opt ngd --seed 3", "unknown option '--seed'; did you mean '--seeds'?"),
     ],
 )
 def test_words_that_cannot_be(cli, store: Path, words: str, message: str) -> None:

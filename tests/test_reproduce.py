@@ -325,7 +325,7 @@ def test_the_same_command_resumes_an_interrupted_experiment(
         ((), "name an experiment: bench reproduce NAME; see `bench list experiments`"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "two"), "--seeds two: write how many"),
-        (("nobody/tiny", "--seed", "3"), "--seed: bench reproduce has several seeds; write --seeds 3,5"),
+        (("nobody/tiny", "--seed", "3"), "unknown option '--seed'; did you mean '--seeds'?"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --search"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
     ],

@@ -26,7 +26,7 @@ from bench.text import plain
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
-    from bench.api.runs import Run, SeedRuns
+    from bench.api.runs import Run, Runs
 
 _SEVERAL = re.compile(r"[-+.\de]+([:,][-+.\de]+)+", re.IGNORECASE)
 
@@ -165,11 +165,11 @@ def with_seeds(
     return configs
 
 
-def fit_seeds(configs: Sequence[RunConfig], effort: Effort, sources: Sources, *, progress: bool) -> "SeedRuns":
+def fit_seeds(configs: Sequence[RunConfig], effort: Effort, sources: Sources, *, progress: bool) -> "Runs":
     """The stored or new run of each seed, and their mean; errors as for `bench.execute.command.results_of`."""
-    from bench.api.runs import Run, SeedRuns
+    from bench.api.runs import Run, Runs
 
     first = configs[0]
     view = SweepProgress(f"{first.task} {first.opt}", first.task_spec.mode, enabled=progress)
     results = runs.results_of(configs, view, effort, plan="fit", sources=sources)
-    return SeedRuns([Run(result, first.store) for result in results])
+    return Runs([Run(result, first.store) for result in results])
