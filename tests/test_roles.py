@@ -119,7 +119,6 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__rest": "adamm"}, "adamm"),
         ({"opt__rest__lr": "1"}, "adamw needs an optimizer for the rest; name it first: --opt.rest adamw"),
         ({"opt__vecter__lr": "1"}, "did you mean '--opt.vector.lr'?"),
-        ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
         ({"opt__rest": "adamw,sgd"}, "unknown --opt.rest 'adamw,sgd'"),
         ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves only the matrices; write --opt.rest.vector.lr"),
         ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),

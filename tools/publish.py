@@ -139,7 +139,7 @@ def ship(stores: Stores, parts: Sequence[str], tasks: Sequence[str], tuned: Path
 def _settings_of(study: StudyRecord, tuned: Path) -> Path | None:
     """The file with a study's settings in this folder, if it names this study."""
     path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
-    return path if path.is_file() and read_tuned(path).study == study.name else None
+    return path if path.is_file() and read_tuned(path).provenance.study == study.name else None
 
 
 def _ship_searches(tasks: Sequence[str], tuned: Path) -> None:

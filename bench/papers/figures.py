@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm, Arms, chosen, series
 from bench.papers.verdicts import Finding
@@ -32,7 +31,7 @@ LABELS = WORDS | {
 }
 
 
-class Described(NoBooleans):
+class Described(BaseModel):
     """A part of an experiment's YAML; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
