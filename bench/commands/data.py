@@ -102,44 +102,38 @@ def data_set(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet
     is_text = _is_text(spec)
     source: Any = spec.data_cls.find(root, **chosen) if is_text else spec.data_cls.SOURCE
     try:
-        files = list(_texts(source, root) if is_text else _images(source, root))
+        files = list(_states(source, root))
     except OSError as error:
         raise DataError(f"{spec.name}: cannot read {error.filename or root}: {error.strerror}") from None
     stand_in = (source.stand_in or None) if is_text else None
     return DataSet(spec.name, files[0].path.parent, stand_in, not is_text or source.hub is not None, files)
 
 
-def _images(source: Any, root: Path) -> Iterator[FileState]:
-    from tasks.core.files import md5
-    from tasks.core.tables import sha256
-
-    for name, path in source.files(root).items():
-        if not path.is_file():
-            yield FileState(path, "missing")
-        else:
-            state = "whole" if md5(path) == source.md5[name] else "damaged"
-            yield FileState(path, state, sha256(path), f"{path.stat().st_size:,} bytes")
-
-
-def _texts(source: Any, root: Path) -> Iterator[FileState]:
-    from tasks.core.files import DataError
+def _states(source: Any, root: Path) -> Iterator[FileState]:
+    from tasks.core.files import DataError, md5
     from tasks.core.tables import amount, sha256
 
-    for split, paths in source.files(root).items():
-        official = source.expected[split][1]  # rows (Parquet) or bytes (texts), if known
+    for name, place in source.files(root).items():
+        paths = [place] if isinstance(place, Path) else place
         for path in paths:
             if not path.is_file():
                 yield FileState(path, "missing")
                 continue
-            unit = "rows" if path.suffix == ".parquet" else "bytes"
+            state, size, unit = (
+                "whole",
+                f"{path.stat().st_size:,} bytes",
+                "rows" * (path.suffix == ".parquet") or "bytes",
+            )
             try:
-                size = amount(path)
+                if hasattr(source, "md5"):
+                    state = "whole" if md5(path) == source.md5[name] else "damaged"
+                else:
+                    count, official = amount(path), source.expected[name][1]  # which is None if it is not known
+                    size, is_known = f"{count:,} {unit}", len(paths) == 1 and path.suffix in (".parquet", ".txt")
+                    state = f"part of {official:,} {unit}" if is_known and official not in (None, count) else "whole"
             except DataError:
-                yield FileState(path, "damaged", sha256(path), f"{path.stat().st_size:,} bytes")
-                continue
-            is_whole = len(paths) > 1 or path.suffix not in (".parquet", ".txt") or official in (None, size)
-            state = "whole" if is_whole else f"part of {official:,} {unit}"
-            yield FileState(path, state, sha256(path), f"{size:,} {unit}")
+                state = "damaged"
+            yield FileState(path, state, sha256(path), size)
 
 
 def _lines(files: DataSet, chosen: Mapping[str, Any], root: Path) -> list[str]:

@@ -14,7 +14,7 @@ from bench.config.options import (
     optimizer_options,
     task_options,
 )
-from bench.terminal import NARROWEST, columns
+from bench.terminal import columns
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
@@ -22,10 +22,8 @@ from tasks import TASKS, TaskSpec
 from tasks.core.quantities import HEADS, MODEL, OBSERVED
 from tasks.core.spec import place_of
 
-_WIDEST = 111
-"""Columns of help at most. Ours."""
-_BESIDE = 80
-"""With fewer columns, a meaning stands below its name. Ours."""
+_NARROWEST, _WIDEST = 60, 111
+"""Columns of help. Ours."""
 _FACTS = (
     "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
     "family", "source", "measure_every",
@@ -106,7 +104,7 @@ def _measurements(spec: TaskSpec) -> list[str]:
 
 def width() -> int:
     """Columns of help."""
-    return max(NARROWEST, min(_WIDEST, columns() or _WIDEST))
+    return max(_NARROWEST, min(_WIDEST, columns() or _WIDEST))
 
 
 def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
@@ -130,9 +128,7 @@ def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
 
 def row(flag: str, text: str, extra: str = "") -> list[str]:
     """A name and its meaning, wrapped."""
-    beside = width() >= _BESIDE
-    indent = " " * (31 if beside else 6)
-    lines = wrapped_lines(f"{text} ({extra})" if text and extra else text or extra, indent, indent)
-    if beside and len(flag) < 28 and lines:
+    lines = wrapped_lines(f"{text} ({extra})" if text and extra else text or extra, " " * 31, " " * 31)
+    if len(flag) < 28 and lines:
         return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
     return [f"  {flag}", *lines]

@@ -387,7 +387,7 @@ def _scalar(raw: Any, kind: Any = None) -> Any:
         for number in (int, float):
             with suppress(ValueError):
                 return number(raw)
-        with suppress(yaml.YAMLError):
+        with suppress(yaml.YAMLError, ValueError):
             value = yaml.safe_load(raw)
             return value if kind is Any or isinstance(value, bool) else raw
     return raw
