@@ -144,7 +144,7 @@ def load(target: str) -> Any:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
     if place == SESSION:
         raise PluginError(f"{target} was given in another session: pass the class here, or write it into a file")
-    value = _imported(place)
+    value = load_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
             near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
@@ -154,7 +154,8 @@ def load(target: str) -> Any:
     return value
 
 
-def _imported(place: str) -> Any:
+def load_module(place: str) -> Any:
+    """Import `module` or `file.py`; its output goes to standard error. PluginError if that fails."""
     if place.endswith(".py") or place.partition(".")[0] not in _OWN:
         foreign.add(place)
     with redirect_stdout(sys.stderr):
