@@ -12,12 +12,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
@@ -41,15 +40,8 @@ session: dict[str, tuple[str, Any]] = {}
 Spec = TypeVar("Spec", bound=Any)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a plug-in comes from.
-
-    Attributes:
-        target: `module:Name` or `file.py:Name`.
-        package: `distribution version`, or `file` with a digest of its text and of the files beside it that it
-            imports; it changes with the code.
-    """
+class Origin(NamedTuple):
+    """Where a plug-in comes from: `module:Name` or `file.py:Name`, and its package, as `provenance` names it."""
 
     target: str
     package: str
@@ -58,14 +50,8 @@ class Origin:
 class Registry(MutableMapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
-    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. Entries set at
-    run time (`OPTIMIZERS["mine"] = spec`) count as the suite's own in this process.
-
-    Args:
-        kind: what it holds, for messages: `optimizer`.
-        group: of entry points.
-        specs: the suite's own.
-        make: builds a spec from name, imported object and origin.
+    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
+    its spec from name, object and origin. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
     """
 
     def __init__(self, kind: str, group: str, specs: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
@@ -91,12 +77,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         return isinstance(name, str) and (name in self.own or name in self.announced or ":" in name)
 
     def __getitem__(self, name: str) -> Spec:
-        """The spec of this name.
-
-        Raises:
-            KeyError: the name is unknown.
-            PluginError: there is a plug-in of this name, and it cannot be used.
-        """
+        """The spec of this name; KeyError if it is unknown, PluginError if the plug-in cannot be used."""
         points = self.announced.get(name, ())
         if len(points) + (name in self.own) > 1:
             takers = " and by ".join(["the suite"] * (name in self.own) + [_package(point) for point in points])
@@ -132,11 +113,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def load(target: str) -> Any:
-    """Import `module:Name` or `file.py:Name`; its output goes to standard error.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
+    """Import `module:Name` or `file.py:Name`; its output goes to standard error. PluginError if that fails."""
     if target in session:
         return session[target][1]
     place, _, name = target.rpartition(":")

@@ -62,8 +62,7 @@ class TrainerOptions(BaseModel):
     gradient_clip_val: Positive | None = None
     """bound on the gradient's global norm; step sizes are computed from the norm before clipping"""
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = "constant"
-    """lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end); ignored for optimizers that
-    set their own step size"""
+    """lr after warm-up: constant, cosine, linear, inverse_sqrt or wsd (decay at the end); not for methods without lr"""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """fraction of the steps, in [0, 1), with linearly rising lr"""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -71,25 +70,21 @@ class TrainerOptions(BaseModel):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.2
     """fraction of the steps, in (0, 1], of the final decay of wsd"""
     average: Literal["none", "ema", "lawa"] = "none"
-    """average of the weights used for evaluation: none, ema (exponential, with bias correction), or lawa (mean of the
-    latest snapshots); ignored for optimizers that average the weights themselves"""
+    """average of the weights used for evaluation: none, ema (exponential, unbiased) or lawa (of the last snapshots)"""
     average_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)"""
     average_window: Annotated[int, Field(ge=2)] = 5
     """snapshots in the mean of lawa, at least 2; all are stored"""
     average_every: Count | None = None
-    """optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth of the run; a
-    twentieth if the run is shorter than average_window epochs"""
+    """optimizer steps between the snapshots of lawa; by default an epoch, or a twentieth of the run"""
     val_every: Count | None = None
     """optimizer steps between evaluations; by default an epoch, or a twentieth of the run if that is longer"""
     measure_every: Count | None = None
     """optimizer steps between measurements, for tasks with measurements; by default the task's value"""
     observe: Annotated[int, Field(ge=1, le=20)] | None = None
-    """points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in [1, 20];
-    off by default (`bench show TASK` defines them)"""
+    """points per decade of steps, in [1, 20], with measurements of attention and curvature (`bench show TASK`)"""
     compile: Literal["off", "step"] = "off"
-    """loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not part of the
-    run's id"""
+    """loss and gradient through torch.compile: off or step; changes seconds and rounding, not the run's id"""
     checkpoint_seconds: Positive = 60
     """seconds between checkpoints"""
     devices: Count = 1
@@ -123,9 +118,6 @@ def _options_of(model: type[BaseModel]) -> dict[str, Option]:
     """The fields of a model as options."""
     texts = {name: " ".join((field.description or "").split()) for name, field in model.model_fields.items()}
     return {k: Option(k, f.rebuild_annotation(), f.default, texts[k]) for k, f in model.model_fields.items()}
-
-
-_NOT_DECIDING = {"micro_batch_size", "compile", "checkpoint_seconds"}
 
 
 class RunConfig(BaseModel):
@@ -211,7 +203,8 @@ class RunConfig(BaseModel):
         default increments the task's version. A file or a model's folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
-        decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
+        idle = {"micro_batch_size", "compile", "checkpoint_seconds"}
+        decides["trainer"] = self.trainer.model_dump(mode="json", exclude=idle, exclude_defaults=True)
         options = task_options(self.task_spec)
         given = self.task_options.items()
         decides["task_options"] = {k: v for k, v in given if k not in options or v != options[k].default}
