@@ -45,7 +45,7 @@ class Tune(BaseModel):
     `total` is the minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     trials: int | None = None
     seeds: int | list[int] = 2
