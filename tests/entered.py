@@ -145,9 +145,9 @@ def add_tried(
     kept: bool = True,
     **changes: Any,
 ) -> StudyRecord:
-    """A study with the runs of its trials, and its winner, whose lr is `won`, on as many fresh seeds as there are values.
+    """A study with the runs of its trials, and its winner, of the lr `won`, on as many fresh seeds as there are values.
 
-    Scores are on the selection split by lr and tuning seed, finals on the reporting split, None for a run that diverged.
+    Scores are on the selection split by lr and tuning seed, finals on the reporting split, None if a run diverged.
     Unless `kept`, the runs of trials are not stored, but one of the winner's.
     """
     opt, task = changes.get("opt", "adam"), changes.get("task", "mnist")
