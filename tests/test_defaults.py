@@ -17,7 +17,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.entered import make_run
 from tools import defaults
-from tools.defaults import Cell, beats_chance, choice, default, reference_studies
+from tools.defaults import choice, default, reference_studies
 
 
 def study(scores: Mapping[float, float | None], mode: str = "max", **more: object) -> StudyRecord:
@@ -46,13 +46,6 @@ def test_points_that_leave_a_model_from_scratch_at_chance_do_not_count() -> None
     assert OPTIMIZERS[opt].by_family[family] not in points
 
 
-def test_points_without_a_score_on_every_task_are_not_chosen() -> None:
-    diverged = study({0.1: None, 1.0: 0.5})
-    assert choice({"a": study({0.1: 0.9, 1.0: 0.2}), "b": diverged}) == {"lr": 1.0}
-    assert choice({"a": study({0.1: 0.9}), "b": study({1.0: 0.9})}) is None
-    assert choice({"a": study({0.1: None})}) is None
-
-
 def test_points_excluded_by_their_cap_count_only_if_the_choice_does_not_beat_chance() -> None:
     capped = [make_run("sps", 1000, value, words={"opt.max_step": value}, cap_share=0.99) for value in (0.9, 0.6)]
     runs = {run.run_id: run for run in capped}
@@ -67,15 +60,6 @@ def test_points_excluded_by_their_cap_count_only_if_the_choice_does_not_beat_cha
     assert default({"mnist": tried(0.45)}, runs) == {"lr": 0.1}
     assert default({"mnist": tried(None)}, runs) == {"lr": 0.1}
     assert default({"mnist": tried(None)}, {}) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "best", "good"), [(0.55, 1.0, True), (0.5, 1.0, False), (None, 1.0, False), (0.1, 0.3, False)]
-)
-def test_a_default_must_close_half_of_the_distance_from_chance(value: float | None, best: float, good: bool) -> None:
-    assert beats_chance(Cell({}, 0.1), value, best) is good
-    if value is not None:  # and for a loss
-        assert beats_chance(Cell({}, -0.1), -value, -best) is good
 
 
 def test_only_complete_studies_of_the_reference_suite_on_all_tasks_of_a_family_count(

@@ -129,13 +129,13 @@ RIGHT = {"a": "0cc175b9c0f1b6a831c399e269772661"}
     [
         (RIGHT, "ok", "complete in "),
         (RIGHT | {"b": ""}, "note", ": 1 whole, 1 missing; `bench data status --task x` says what to do"),
-        (RIGHT | {"b.gz": ""}, "FAIL", ": 1 whole, 1 damaged; `bench data status"),
+        (RIGHT | {"c.gz": ""}, "FAIL", ": 1 whole, 1 damaged; `bench data status"),
         ({"a": "0" * 32}, "FAIL", ": 1 damaged; `bench data status"),
     ],
 )
 def test_data_complete_damaged_and_partly_there(tmp_path: Path, md5: dict[str, str], level: str, part: str) -> None:
     (tmp_path / "a").write_bytes(b"a")
-    (tmp_path / "b.gz").write_bytes(b"\x1f\x8b torn")
+    (tmp_path / "c.gz").write_bytes(b"\x1f\x8b torn")
     spec: Any = SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCE=ImageSource(str(tmp_path), md5, "")))
     diagnosis = data_diagnosis(spec, tmp_path)
     assert diagnosis.level == level
