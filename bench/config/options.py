@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError, unknown, unknown_setting
 from bench.text import options_text, why_wrong
@@ -93,9 +94,6 @@ def _members(kind: Any) -> tuple[Any, ...]:
         return _members(typing.get_args(kind)[0])
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return tuple(part for member in typing.get_args(kind) for part in _members(member)) if is_union else (kind,)
-
-
-# -- constructors -----------------------------------------------------------------------------------------------------
 
 
 @lru_cache
@@ -206,9 +204,6 @@ def _options_of(target: Any, skip: tuple[str, ...], given: Iterable[str] = (), *
     return imported_options(load(target) if isinstance(target, str) else target, len(skip), given)
 
 
-# -- optimizers -------------------------------------------------------------------------------------------------------
-
-
 def optimizer_options(spec: Any, given: Iterable[str] = ()) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults; `**keywords` take all given ones."""
     options = _options_of(spec.target, ("params",), given, is_own=spec.name in OPTIMIZERS.own)
@@ -284,9 +279,6 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-# -- tasks ------------------------------------------------------------------------------------------------------------
-
-
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
     is_own, options = spec.name in TASKS.own, dict[str, Option]()
@@ -324,9 +316,6 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
     return values
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
-
-
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Check and convert given values (words of the command line or YAML values) and fill in the defaults.
 
@@ -341,8 +330,6 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
 
 
 def _parsed_value(flag: str, option: Option, raw: Any) -> Any:
-    from pydantic import ValidationError
-
     if raw is MISSING:
         raise UserError(f"{flag} is required")
     if isinstance(raw, str) and raw == option.default:
@@ -360,11 +347,7 @@ def _parsed_value(flag: str, option: Option, raw: Any) -> Any:
         raise UserError(f"{flag} {shown}: {problem}it takes {option.takes}{meaning}") from None
 
 
-@lru_cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
+_adapter = lru_cache(TypeAdapter[Any])
 
 
 def _from_word(raw: Any, kind: Any) -> Any:

@@ -244,9 +244,6 @@ def _digest(path: Path, *changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- from settings to a configuration ---------------------------------------------------------------------------------
-
-
 def resolve(
     words: Mapping[str, Any],
     *,
@@ -364,9 +361,6 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     for group, options in (("task", "task_options"), ("opt", "opt_options"), ("trainer", "trainer")):
         settings |= {f"{group}.{name}": value for name, value in stored[options].items()}
     return settings
-
-
-# -- devices ----------------------------------------------------------------------------------------------------------
 
 
 def decided(config: RunConfig) -> RunConfig:
