@@ -107,7 +107,7 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
         if study.settings
         else {}
     )
-    then |= study.settings | study.versions
+    then |= {**study.settings, **study.versions}
     now |= config.spec_versions if study.versions else {}
     if other := [f"{name} {value}, not {then.get(name)}" for name, value in now.items() if value != then.get(name)]:
         note = f"{config.opt} is tuned for another case (here {'; '.join(other)}): other settings may be better"
