@@ -102,11 +102,8 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
         raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
     # The file leaves out settings that were None, which is their default.
     then = {f"task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
-    now = (
-        {k: v for k, v in settings_of(config.model_dump(mode="json")).items() if k in then or k in _BUDGET_OR_BATCH}
-        if study.settings
-        else {}
-    )
+    settings = settings_of(config.model_dump(mode="json")) if study.settings else {}
+    now = {name: value for name, value in settings.items() if name in then or name in _BUDGET_OR_BATCH}
     then |= {**study.settings, **study.versions}
     now |= config.spec_versions if study.versions else {}
     if other := [f"{name} {value}, not {then.get(name)}" for name, value in now.items() if value != then.get(name)]:
