@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm, Arms, chosen, series
 from bench.plots import panels
@@ -29,7 +28,7 @@ LABELS = WORDS | {
 }
 
 
-class Described(NoBooleans):
+class Described(BaseModel):
     """A part of an experiment's YAML; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

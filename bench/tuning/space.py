@@ -11,7 +11,6 @@ from bench.config.options import (
     hyperparameters_of,
     no_such_option,
     parse_options,
-    taken,
 )
 from bench.config.values import ends_of_range
 from bench.errors import UserError, check_known
@@ -84,7 +83,7 @@ def _range(key: str, raw: str, option: Option) -> LogUniform:
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
     if "float" not in option.type_name.split(" or "):
-        raise UserError(f"--{key} {raw}: it takes {taken(option.type)}, which has no range; give values such as A,B")
+        raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
     return ends
 
 

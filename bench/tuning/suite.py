@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.config.values import read_seeds, refuse_too_many, suite_file, suites
 from bench.errors import UserError, check_known
@@ -40,13 +39,13 @@ def _by_name(entries: object, field: ValidationInfo) -> object:
 Named = Annotated[dict[str, Settings | None], BeforeValidator(_by_name), Field(min_length=1)]
 
 
-class Tune(NoBooleans):
+class Tune(BaseModel):
     """How each optimizer is tuned: number of trials, seeds of each (how many, or which), sampler.
 
     `total` is the minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     trials: int | None = None
     seeds: int | list[int] = 2
@@ -54,7 +53,7 @@ class Tune(NoBooleans):
     total: int = 0
 
 
-class Suite(NoBooleans, BaseModel):
+class Suite(BaseModel):
     """The content of a file in `configs/suites`.
 
     `tasks` and `optimizers` are names, or settings by name, of which a range or a list of values is searched;
