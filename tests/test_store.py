@@ -242,14 +242,6 @@ def test_a_block_is_trained_by_one_process(kept: Store) -> None:
     assert is_whole(kept)
 
 
-def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept: Store) -> None:
-    writer = kept.begin(begun())
-    writer.append_measurements(["a"], [0], np.zeros((1, 3, 1)))
-    writer.append_measurements(["b"], [10], np.zeros((1, 3, 1)))
-    with pytest.raises(RunFailed, match=r"began with a, and the task now gives b"):
-        writer.end(results(steps=0))
-
-
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04" + b"\x00" * 100])
 def test_no_run_is_finished_with_fewer_rows_than_steps(kept: Store, content: bytes) -> None:
     writer = kept.begin(begun())

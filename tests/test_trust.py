@@ -153,16 +153,3 @@ def test_text_from_a_store_is_escaped(cli: Cli, here: Path) -> None:
     assert "<script>alert" not in cli("leaderboard", "--format", "md").out
     assert cli("report", "-o", "report.html").code == 0
     assert "<script>alert" not in (here / "report.html").read_text()
-
-
-def test_merge_copies_only_files_that_the_suite_writes(cli: Cli, here: Path) -> None:
-    folder = add_run(here / "runs", "a")
-    for path in (folder / "evil.py", folder / "done" / "evil.py", folder / "tensorboard" / "events"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("1")
-    kill(begin(here / "runs", record("k")))
-    assert cli("merge", "runs", "copy").code == 0
-    names = {str(path.relative_to(here / "copy")) for path in (here / "copy").rglob("*") if path.is_file()}
-    assert names == {
-        *(f"a/done/{name}" for name in ("runs.jsonl", "curve.parquet", "measurements.parquet")),
-    }

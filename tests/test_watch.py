@@ -59,6 +59,21 @@ def test_steps_count_up_to_the_first_that_is_not_finite(column: str, bad: float,
     assert (found.steps, found.bad, found.capped) == (2, False, 2)
 
 
+@pytest.mark.parametrize(
+    ("norms", "steps", "last"),
+    [([2, 1, 0, 0], 3, 0), ([2, 1, 1, 0], 4, 0), ([0, 0, 0, 0], 1, 0), ([0, 0, 1, 1], 4, 1), ([0, 1, 0, 0], 3, 0)],
+)
+def test_in_the_full_batch_steps_count_up_to_the_first_of_the_last_zero_gradients(
+    norms: list[float], steps: int, last: float
+) -> None:
+    rows = rows_of(loss=[4, 3, 2, 1], norm=norms, raw=[2] * 4, applied=[1] * 4)
+    (found,) = look(rows, full_batch=True)
+    assert (found.steps, found.bad, found.capped, found.last_norm) == (steps, False, steps, last)
+    assert found.median == sorted([4, 3, 2, 1][:steps])[steps // 2]
+    (found,) = look(rows, full_batch=False)
+    assert (found.steps, found.median, found.last_norm) == (4, 3, norms[-1])
+
+
 def test_a_cap_that_equals_the_step_does_not_bind_and_nan_is_no_cap() -> None:
     (found,) = look(rows_of(raw=[1, 2, INF, NAN, 1], applied=[1, 1, 1, 1, NAN]), full_batch=False)
     assert found.capped == 2

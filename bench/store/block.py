@@ -139,8 +139,7 @@ class Block:
             rows_of, error = read_parts(self.folder, len(self.runs)), None
         except (Damaged, FileNotFoundError) as damage:  # or a part has just been removed
             rows_of, error = {}, damage
-        block = read_block(self.folder)
-        if block is not None and block.done:
+        if is_there(self.folder / DONE / RUNS) and (block := read_block(self.folder)):
             return block.tables(run_id)
         if isinstance(error, Damaged):
             raise error

@@ -97,12 +97,12 @@ def read_parts(folder: Path, runs: int, until: float = math.inf) -> dict[str, Ro
             raise Damaged(path, f"it cannot be read ({str(error).partition(chr(10))[0][:200]})") from None
         if curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
             raise Damaged(path, f"its curve has the shape {curve.shape}, and the part before ends at step {last}")
-        parts += [{"curve": rows_of_curve(last, curve)}, {"measurements": measured} if measured.names else {}]
+        parts += [{"curve": curve_rows(last, curve)}, {"measurements": measured} if measured.names else {}]
         last = step
     return joined(parts)
 
 
-def rows_of_curve(before: int, values: "NDArray[np.float64]") -> Rows:
+def curve_rows(before: int, values: "NDArray[np.float64]") -> Rows:
     """The curves of the steps after `before`, from values of shape (steps, runs, 4)."""
     import numpy as np
 
@@ -150,7 +150,6 @@ def read_parquet(path: Path, run_id: str) -> Columns:
 @lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
 def _read(path: Path, version: tuple[int, ...]) -> Any:
     """A table as a DataFrame that is grouped by run."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,7 +159,6 @@ def _read(path: Path, version: tuple[int, ...]) -> Any:
         names = list(frame.columns)
         if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
             raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
-        frame[names[1:]] = frame[names[1:]].astype(np.float64).replace([np.inf, -np.inf], np.nan)
-        return frame.groupby("run_id", sort=False)
+        return frame.astype(dict.fromkeys(names[1:], "float64")).groupby("run_id", sort=False)
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None

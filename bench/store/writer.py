@@ -16,10 +16,10 @@ from bench.store.tables import (
     TABLES,
     Columns,
     Rows,
+    curve_rows,
     joined,
     parts_in,
     read_parts,
-    rows_of_curve,
     write_columns,
     write_part,
 )
@@ -66,7 +66,7 @@ class BlockWriter:
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
-        self._rows.append({"curve": rows_of_curve(self._step, rows)})
+        self._rows.append({"curve": curve_rows(self._step, rows)})
         self._step += len(rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
