@@ -24,7 +24,6 @@ CORRECTION = (
     " readings or over points of a search, which are corrected within their claim (Holm). Intervals are 95 % each."
 )
 CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
-_EFFECT = "effect, 95 % interval over seeds"
 
 
 @dataclass(frozen=True)
@@ -125,26 +124,15 @@ def page(result: Reproduction) -> str:
         parts += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**"]
     parts += [f"**{remark[0].upper()}{remark[1:]}**" for remark in result.remarks]
     parts += ["![figure](figure.png)", "## Claims", f"{CORRECTION} {CONSEQUENCE}"]
-    columns = [
-        Column("verdict", "verdict", markup="strong"),
-        "claim",
-        "the paper's statement, in short",
-        "here",
-        _EFFECT,
-    ]
-    parts += [_table(columns, [(word, c.name, c.statement, f.text, _effect(f)) for word, c, f in result.claims])]
+    statements = [(word, c.name, c.statement, f.text, _effect(f)) for word, c, f in result.claims]
+    parts += [_findings("the paper's statement, in short", statements)]
     readings = [
         (of.verdict, claim.name, words, of.text, _effect(of))
         for _, claim, finding in result.claims
         for words, of in finding.readings.items()
     ]
     if readings:
-        columns[2] = "reading"
-        parts += [
-            "## Readings",
-            "Where the text, or our threshold, allows several readings.",
-            _table(columns, readings),
-        ]
+        parts += ["## Readings", "Where the text, or our threshold, allows several.", _findings("reading", readings)]
     if result.region and experiment.search:
         names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
         points = [
@@ -182,6 +170,11 @@ def _table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> st
 
 def _code(title: str) -> Column:
     return Column(title, title, markup="code")
+
+
+def _findings(what: str, rows: Iterable[Sequence[Any]]) -> str:
+    head = Column("verdict", "verdict", markup="strong")
+    return _table([head, "claim", what, "here", "effect, 95 % interval over seeds"], rows)
 
 
 def _effect(finding: Finding) -> str:

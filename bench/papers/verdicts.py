@@ -122,10 +122,9 @@ def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
     after = dict(findings)
     for key, finding in findings.items():
         if finding.p is not None and finding.p > bar:
-            aside = (
-                f"{finding.verdict} without correction (p = {finding.p:.2g}), not with Holm's correction over {count}"
-            )
-            after[key] = replace(finding, verdict="undecided", text=f"{finding.text}; {aside}", p=None)
+            alone = f"{finding.text}; {finding.verdict} without correction (p = {finding.p:.2g})"
+            text = f"{alone}, not with Holm's correction over {count}"
+            after[key] = replace(finding, verdict="undecided", text=text, p=None)
     return after
 
 
