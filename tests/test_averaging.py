@@ -1,26 +1,19 @@
 """Averages of the weights: their definition, that they are evaluated, and that they do not affect training."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call
 
 from bench.boards.collect import collect
 from bench.boards.shared import flags
-from bench.config import run_config as config_module
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 from bench.progress import Progress
@@ -32,7 +25,6 @@ from bench.train import runner, training_plan
 from bench.train.stop import StopRequest
 from tasks import TASKS
 from tasks.core.averaging import Average, Averaging
-from tests import tiny
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
 from tests.test_lanes import NET, block, fits, gap, lanes_of, lrs
@@ -95,23 +87,12 @@ def test_a_snapshot_due_at_a_skipped_step_follows_it() -> None:
     np.testing.assert_allclose(joined(average.of(points[-1])), snapshots.mean(axis=0), rtol=1e-12)
 
 
-class Evaluating(pl.Callback):
-    """Evaluates after each call of steps, as the recorder does."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.losses.append(pl_module.evaluate("val")["loss"])
-
-
 class Fitted:
-    """A run of `bench fit`'s loop: its task, the points after each step, shape (steps, weights), its evaluations."""
+    """A run of `bench fit`'s loop: its task, the points after each step, shape (steps, weights)."""
 
     def __init__(self, config: RunConfig, scaler: Any = None) -> None:
         self.task, self.plan = build(config)
-        evaluating = Evaluating()
-        trainer = runner.make_trainer(config, [evaluating])
+        trainer = runner.make_trainer(config, [])
         if scaler is not None:
             assert isinstance(trainer.precision_plugin, MixedPrecision)
             trainer.precision_plugin.scaler = scaler
@@ -125,7 +106,6 @@ class Fitted:
 
         self.task.training_step = one_by_one.__get__(self.task)
         trainer.fit(self.task, loop)
-        self.losses = evaluating.losses
         self.points = np.stack([joined(list(weights.values())) for weights in points])
         with torch.no_grad(), self.task.in_eval_mode():
             self.evaluated = weights_of(self.task)
@@ -154,23 +134,6 @@ def test_evaluated_weights_average_the_iterates_of_a_plain_loop(case: Case, kind
     np.testing.assert_allclose(run.points, points, rtol=0, atol=1e-9)
     np.testing.assert_allclose(joined(list(run.evaluated.values())), average_of(kind, points), rtol=0, atol=1e-9)
     assert np.abs(average_of(kind, points) - points[-1]).max() > 1e-4
-
-
-@each_average
-def test_training_is_the_same_without_an_average(kind: str) -> None:
-    words = {"trainer.schedule": "linear", "trainer.warmup": "0.2"}
-    with_average, without = (Fitted(config_of(Case("adam"), **words, **more)) for more in (WORDS[kind], {}))
-    assert (with_average.points == without.points).all()
-    assert with_average.task.record.curve == without.task.record.curve
-    expected = average_of(kind, without.points)
-    np.testing.assert_allclose(joined(list(with_average.evaluated.values())), expected, rtol=0, atol=1e-12)
-    # The loss of the validation samples there.
-    task = without.task.eval()
-    vectors = torch.from_numpy(expected).split([p.numel() for p in task.parameters()])
-    weights = {name: v.view_as(p) for (name, p), v in zip(task.named_parameters(), vectors, strict=True)}
-    loss = functional_call(task, weights, (task.data.batch("val", slice(0, 16)),)).loss
-    assert with_average.losses[-1] == pytest.approx(float(loss), abs=1e-12)
-    assert abs(without.losses[-1] - float(loss)) > 1e-6
 
 
 def test_a_method_with_its_own_average_is_not_averaged() -> None:
@@ -249,16 +212,6 @@ def test_impossible_averages_are_refused(kind: str, name: str, value: str) -> No
         resolve({**SMALL, "opt": "adam", "trainer.average": kind, f"trainer.average{name}": value})
 
 
-@pytest.mark.parametrize(("kind", "name"), [("none", "decay"), ("lawa", "decay"), ("ema", "window"), ("ema", "every")])
-def test_settings_without_effect_are_ignored_with_a_note(kind: str, name: str, capsys) -> None:
-    config_module.say_once.cache_clear()
-    words = {**SMALL, "opt": "adam", "trainer.average": kind}
-    value = "0.9" if name == "decay" else "4"
-    assert resolve(words | {f"trainer.average_{name}": value}).run_id == resolve(words).run_id
-    note = f"--trainer.average_{name} {value} is ignored: the average is {kind} and has no average_{name}"
-    assert capsys.readouterr().err == f"bench: {note}\n"
-
-
 def test_a_run_that_ends_before_its_first_snapshot_is_refused(store: Path) -> None:
     with pytest.raises(UserError, match=r"^--trainer\.average_every 61: the run has 60 steps; use at most 60$"):
         fit(store, trainer__average="lawa", trainer__average_every=61)
@@ -298,14 +251,6 @@ def test_an_interrupted_run_resumes_bit_for_bit(kind: str, store: Path) -> None:
     assert outcome(store) == outcome(store.with_name("whole"))
 
 
-def wait_for(store: Path, pattern: str, process: "subprocess.Popen[Any]") -> None:
-    deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in store.glob(pattern)):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "net", NET)
@@ -336,25 +281,3 @@ def test_averaged_lanes_equal_single_runs(kind: str, opt: str, words: dict[str, 
     assert gap([lane["curve"] for lane in lanes], [lane["curve"] for lane in plain]) == 0
     finals = [[lane["record"]["metrics"]["final"]["loss"] for lane in block_] for block_ in (lanes, plain)]
     assert (gap(*finals) == 0) == (opt == "sfadamw")
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
-def test_two_ranks_resume_their_average(strategy: str, kind: str, most: float, store: Path) -> None:
-    settings = {**SMALL, "opt": "adam", "trainer.batch_size": "4", "trainer.max_steps": "600", **WORDS[kind]}
-    settings |= {"trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1"}
-    words = [f"--{name}={value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "bench.cli", "fit", "--store", str(store), *words]
-    command += ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
-    with subprocess.Popen(command, cwd=tiny.ROOT, start_new_session=True) as two:
-        wait_for(store, "*/last.ckpt", two)
-        os.killpg(two.pid, signal.SIGINT)
-    (stopped,) = Store(store).runs()
-    assert stopped.status == "killed"
-    assert 0 < stopped.steps < 600
-    assert subprocess.run(command, cwd=tiny.ROOT, check=False).returncode == 0
-    (resumed,) = Store(store).runs()
-    one = runner.run(resolve({**settings, "store": store.with_name("one")}), progress=False)
-    assert (resumed.final, resumed.best) == pytest.approx((one.final, one.best), abs=most)
-    losses = [[row["loss"] for row in run.validations] for run in (resumed, one)]
-    assert losses[0] == pytest.approx(losses[1], abs=most)

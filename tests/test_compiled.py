@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from bench.config.checks import why_no_lanes
 from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.progress import Progress
 from bench.store.record import RunResult
 from bench.train import runner
 from optimizers import OPTIMIZERS
@@ -35,16 +33,6 @@ def tasks_are_known() -> None:
     tiny.register()
     tiny.register(tiny_lm.TINY_LM)
     tiny.register(tiny_text.TINY_TEXT)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace and differentiate programs as usual, but run them eagerly, which needs no C++ compiler."""
-
-    def through(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-        return torch.compile(function, dynamic=dynamic, backend="aot_eager")
-
-    monkeypatch.setattr(module, "through_compiler", through)
 
 
 def fit(store: Path, compile: str, opt: str = "adamw", task: str = "tiny", **words: Any) -> RunResult:
@@ -114,24 +102,6 @@ def test_one_program_serves_all_steps_and_micro_batches() -> None:
                 dropped = drop(x)
             assert torch.equal(dropped, x * where.keep(1, x, 0.5))
     assert programs == 1
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("then", ["off", "step"])
-def test_a_stopped_compiled_run_resumes_in_either_mode(
-    then: str, cli: Cli, store: Path, tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [word for name, value in tiny.SIZES.items() for word in (f"--{name}", value)]
-    words = ("fit", "--task", "tiny", "--opt", "sps", *sizes, "--precision", "64-true", "--device", "cpu")
-    assert cli(*words, "--store", tmp_path).code == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "update", lambda *_: signal.raise_signal(signal.SIGINT))
-        assert cli(*words, "--trainer.compile", "step").code == 130
-    assert cli(*words, "--trainer.compile", then).code == 0
-    curves = [read_curve(next(folder.glob("tiny-sps-*"))) for folder in (store, tmp_path)]
-    assert len(curves[0]) == 20
-    for rows in zip(*curves, strict=True):
-        assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
 
 
 def test_a_machine_that_cannot_compile_is_reported(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,17 +120,11 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
 @pytest.mark.matrix(keep=0, ci=12)
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
-    mine, expected = ddp[0][case.name], plain(case)
-    assert distance(mine["weights"], expected.weights) < 1e-9
-    assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
-
-
-@pytest.mark.matrix(keep=0, ci=12)
-@each_case
-def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
-    first, second = (rank[case.name] for rank in ddp)
-    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    (first, second), expected = (rank[case.name] for rank in ddp), plain(case)
+    assert all(torch.equal(weight, second["weights"][name]) for name, weight in first["weights"].items())
     assert first["curve"] == second["curve"]
+    assert distance(first["weights"], expected.weights) < 1e-9
+    assert [row[:2] for row in first["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
 @pytest.mark.matrix(keep=0, ci=12)

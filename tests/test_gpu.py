@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 import tasks
-from bench.lanes.engine import Lanes
 from bench.progress import Progress
 from bench.store.store import Store
 from bench.train import runner
@@ -179,25 +178,6 @@ def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, c
     np.testing.assert_allclose(ranked["loss"], alone["loss"], rtol=1e-9)
     # Otherwise the next run of this process, or a child of it, would use this run's port, which is not free.
     assert (dict(os.environ), torch.distributed.is_initialized()) == (before, False)
-
-
-@pytest.mark.deep
-def test_a_block_that_does_not_fit_into_memory_is_halved(
-    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Lanes.step
-
-    def step(self: Lanes) -> torch.Tensor:
-        if self.alive.size > 2:  # more than any device has, requested from the real allocator
-            torch.empty(2**62, dtype=torch.uint8, device=DEVICE)
-        return plain(self)
-
-    monkeypatch.setattr(Lanes, "step", step)
-    words = words_of("tiny_lm", "adamw")
-    answer = cli("fit", *words, "--seeds", 4, "--engine", "lanes", "--width", 4, "--workers", 1)
-    assert answer.code == 0
-    assert "4 lanes at once need more memory than available; continuing with 2" in answer.err
-    assert len(list(Store(store).runs())) == 4
 
 
 def test_free_memory_is_what_the_device_has() -> None:

@@ -62,12 +62,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"train/loss", "train/accuracy", "batch/loss"} <= set(events.Tags()["scalars"])
 
 
-def test_settings_are_logged(tmp_path: Path) -> None:
-    assert fit(tmp_path, "--logger", "csv") == 0
-    [path] = tmp_path.glob("*/csv/version_0/hparams.yaml")
-    assert "opt: ngd" in path.read_text().splitlines()
-
-
 @pytest.mark.parametrize(
     ("logger", "flags"),
     [
@@ -104,10 +98,3 @@ def test_a_logger_that_fails_at_the_end_costs_a_line_and_not_the_result(
     assert "bench: warning: Failing could not finish: the server has gone" in capsys.readouterr().err
     [result] = Store(tmp_path).runs()
     assert (result.status, result.steps) == ("completed", STEPS)
-
-
-def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit(tmp_path, "--logger", "excel") == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "--logger" in line
-    assert "'tensorboard', 'csv' or 'wandb'" in line
