@@ -65,9 +65,6 @@ def test_draws_are_won_by_the_rule_of_studies(scores: list[list[float | None]], 
         assert index == (-1 if one is None else one)
 
 
-values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=8)
-
-
 def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
     """Two samples, whose difference of means is compared with another implementation."""
     first, second = [1.0, 2.0, 4.0, 3.5], [2.0, 2.5, 7.0]

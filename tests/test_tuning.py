@@ -13,13 +13,14 @@ import pytest
 import torch
 import yaml
 
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.execute import choice
 from bench.execute.cluster import Crew, resources
 from bench.store.store import Store
 from bench.tuning import suite
-from bench.tuning.spec import StudySpec, make_spec
 from bench.tuning.study import common_trials
+from tests.test_cli import fails
 
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
 
@@ -41,20 +42,6 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def last_line(answer) -> str:
-    """The error that a command ends with: one line on standard error, nothing on standard output."""
-    assert answer.out == ""
-    assert "Traceback" not in answer.err
-    assert answer.err.count("bench: error: ") == 1
-    return answer.err.splitlines()[-1].removeprefix("bench: error: ")
-
-
-def small_spec(**words: Any) -> StudySpec:
-    settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e1:1e4", "trainer.max_steps": "40", "device": "cpu"}
-    settings |= {name.replace("__", "."): value for name, value in words.items()}
-    return make_spec(settings, sampler=None, seeds=[1000], report_seeds=[0], places={})
-
-
 # -- from the command to the settings ---------------------------------------------------------------------------------
 
 
@@ -71,15 +58,11 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert answer.code == 0, answer.err
     assert f"\nstudy {name}\n" in answer.out
     assert re.search(r"^sgd +5 of 5  opt.lr 1000 .*  no  ", answer.out, re.MULTILINE), answer.out
-    use = "bench fit --config tuned/synthetic/sgd.yaml --device cpu"
+    use = "bench fit --config tuned/synthetic/sgd.yaml"
     assert f"use it: {use}\n" in answer.out
     folder = here / "tuned" / "synthetic"
-    assert sorted(path.name for path in folder.rglob("*.*")) == [
-        "sensitivity.md",
-        "sensitivity.pdf",
-        "sensitivity.png",
-        "sgd.yaml",
-    ]
+    files = ["sensitivity.md", "sensitivity.pdf", "sensitivity.png", "sgd.yaml"]
+    assert sorted(path.name for path in folder.rglob("*.*")) == files
     runs = list(Store(store).runs())
     assert Counter((run.status, run.engine, run.plan, run.config["seed"]) for run in runs) == {
         ("completed", "lightning", f"study {name}", seed): n
@@ -98,7 +81,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert found["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
     assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
-    _, heads, *trials = cli("show", name).out.splitlines()
+    _, heads, *trials, plots = cli("show", name).out.splitlines()
+    which = "--task synthetic --opt sgd"
+    assert plots == f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
     assert heads.endswith("train loss (suboptimality gap)")
     assert [line.split()[:4] for line in trials if line.startswith("*")] == [["*", "opt.lr", "1000", "design"]]
     assert len(trials) == len(strict_json(cli("show", name, "--json").out)["trials"]) == 5
@@ -108,9 +93,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert provenance["study"] == name
     assert provenance["versions"] == {name: runs[0].versions[name] for name in ("torch", "lightning", "task", "opt")}
     assert (provenance["seeds"], provenance["split"]) == ("1000, 1001", "train")
-    fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu")
-    for words_ in ((*fit, "--tuned"), use.split()[1:]):
-        stored = cli(*words_, "--seed", 2)
+    fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40)
+    for command in ((*fit, "--tuned"), use.split()[1:]):
+        stored = cli(*command, "--device", "cpu", "--seed", 2)
         assert stored.err.endswith("bench: already stored; --rerun trains again\n")
         assert "budget" not in stored.err
     other = cli(*fit, "--tuned", "--trainer.max_steps", 41, "--dry-run")
@@ -218,8 +203,7 @@ def test_a_full_disk_ends_the_study_which_continues(cli, monkeypatch: pytest.Mon
         patch.setattr("bench.store.files.json.dump", no_space)
         full = cli(*words)
     assert full.code == 1
-    assert last_line(full).startswith("cannot write to the store ")
-    assert last_line(full).endswith(": No space left on device; free some space, then repeat the command")
+    assert re.search("cannot write to the store .*: No space left on device; free some space, then repeat", full.err)
     assert cli(*words).code == 0
 
 
@@ -232,9 +216,9 @@ def shares(
     """The threads and GPUs of each worker."""
     monkeypatch.setattr("bench.execute.cluster._cpus", lambda: cpus)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})
+    config = resolve({"task": "synthetic", "opt": "sgd", "opt.lr": 1.0, "trainer.devices": devices})
     config = config.model_copy(update={"device": "cuda" if gpus else "cpu"})
-    return [(own["OMP_NUM_THREADS"], own.get("CUDA_VISIBLE_DEVICES")) for own in resources(workers, config)]
+    return [(share["OMP_NUM_THREADS"], share.get("CUDA_VISIBLE_DEVICES")) for share in resources(workers, config)]
 
 
 def test_workers_divide_processors_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,19 +251,14 @@ def test_workers_stay_for_the_next_runs(cli, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` tunes several"),
         ("--engine lanes --trainer.max_seconds 9", "--engine lanes: --trainer.max_seconds 9: lanes share the time"),
         ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
-        ("--seeds 50000", "9 trials of 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
         ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "160000 trials of 2 seeds: 320,000 runs; a command makes"),
     ],
 )
 def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> None:
-    usual = {"--task": "synthetic", "--opt": "sgd", "--device": "cpu"}
-    given = [part for name, value in usual.items() if name not in words.split() for part in (name, value)]
-    answer = cli("tune", *given, *words.split())
-    assert answer.code == 2
-    assert message in last_line(answer)
+    usual = ("--task", "synthetic", "--opt", "sgd", "--device", "cpu")
+    assert message in fails(cli, "tune", *usual, *words.split())
     assert [path.name for path in here.iterdir()] in ([], ["tuned"])
 
 
@@ -287,24 +266,13 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> 
     ("changes", "message"),
     [
         ({"tasks": {"synthetic": {"trainer.max_stepz": 3}}}, "unknown option '--trainer.max_stepz'; did you mean"),
-        ({"optimizers": {"gd": {"opt.lr": "1:0.1"}}}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ({"seeds": 0}, "--report_seeds 0: write how many (--report_seeds 5), or which"),
         ({"tune": {"trails": 9}}, "tune.trails: "),
-        ({"tune": {"trials": 0}}, "--trials 0: at least one setting is needed"),
         ({"tasks": None}, "tasks: "),
-        ({"optimizers": []}, "optimizers: "),
         ({"optimizers": {"gd": 0.1}}, "optimizers.gd: "),
-        ({"tune": {"trials": True}}, "tune.trials: "),
-        (
-            {"settings": {"trainer.max_steps": True}},
-            "--trainer.max_steps True: it takes a whole number or none, and no boolean",
-        ),
-        ({"tune": {"trials": 999999999}}, "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to"),
-        ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [-1]}}, "--seeds -1,: write how many"),
-        (
-            {"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [10**6]}},
-            "this suite: 120,018 runs; a command makes from 1 to 100,000",
-        ),
+        ({"settings": {"trainer.max_steps": True}}, "--trainer.max_steps True: it takes a whole number or none, and"),
+        ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [10**6]}}, "this suite: 120,018 runs; a"),
+        ({"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}}, "gd: a list of values cannot be extended"),
+        ({"parts": ["nothing"]}, "`parts` takes names of shipped suites, such as [theory, lm]; got ['nothing']"),
     ],
 )
 def test_a_suite_that_cannot_be_is_refused_with_its_file(
@@ -312,19 +280,10 @@ def test_a_suite_that_cannot_be_is_refused_with_its_file(
 ) -> None:
     content = {"title": "a suite", "tasks": ["synthetic"], "optimizers": ["gd"], **changes}
     (here / "my.yaml").write_text(yaml.safe_dump(content))
-    answer = cli("suite", "my.yaml")
-    assert answer.code == 2
-    assert last_line(answer).startswith("my.yaml: ")
-    assert message in last_line(answer)
+    error = fails(cli, "suite", "my.yaml")
+    assert "my.yaml: " in error
+    assert message in error
     assert [path.name for path in here.iterdir()] == ["my.yaml"]
-
-
-@pytest.mark.parametrize("parts", [["theory", "nothing"], "theory", [["theory"]], []])
-def test_parts_of_a_suite_are_shipped_suites(cli, here: Path, parts: Any) -> None:
-    (here / "my.yaml").write_text(yaml.safe_dump({"parts": parts}))
-    answer = cli("suite", "my.yaml", "--dry-run")
-    assert answer.code == 2
-    assert "`parts` takes names of shipped suites, such as [theory, lm]; got " in last_line(answer)
 
 
 def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(tmp_path: Path) -> None:
@@ -340,9 +299,8 @@ def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(
     ("tasks", "opts", "left"),
     [
         (None, None, {"one": (["a", "b"], ["x"]), "two": (["c"], ["x", "y"])}),
-        (["b"], None, {"one": (["b"], ["x"])}),
-        (None, ["y"], {"two": (["c"], ["y"])}),
         (["c", "a"], ["x"], {"one": (["a"], ["x"]), "two": (["c"], ["x"])}),
+        (None, ["y"], {"two": (["c"], ["y"])}),
     ],
 )
 def test_a_suite_may_be_narrowed(tasks: Any, opts: Any, left: dict[str, Any]) -> None:
@@ -352,9 +310,6 @@ def test_a_suite_may_be_narrowed(tasks: Any, opts: Any, left: dict[str, Any]) ->
     ]
     kept = suite.narrowed(parts, tasks, opts)
     assert {part.title: ([*part.tasks], [*part.optimizers]) for part in kept} == left
-    assert [part.tasks["a"] for part in kept if isinstance(part.tasks, dict) and "a" in part.tasks] == [
-        {"trainer.max_steps": 1} for part in left.values() if "a" in part[0]
-    ]
     with pytest.raises(UserError, match="unknown task of the suite 'aa'; did you mean 'a'"):
         suite.narrowed(parts, ["aa"], None)
     with pytest.raises(UserError, match="no part of the suite has y on a"):

@@ -89,13 +89,9 @@ def make_spec(
     for name, kind, known in (("task", "task", TASKS), ("opt", "optimizer", OPTIMIZERS)):
         if not words.get(name):
             raise UserError(f"--{name} is missing; see `bench list {kind}s`")
-        if name == "opt" and "," in str(words[name]):
-            raise UserError(f"--opt {words[name]}: a study tunes one optimizer; `bench compare` tunes several")
         check_known(kind, [str(words[name])], known)
-    if (seed := words.get("seed")) is not None:
-        raise UserError(f"--seed {seed}: trials have several; write --seeds {seed},... or --seeds COUNT")
-    if "logger" in words:
-        raise UserError("--logger: trials have none; their curves are in the store")
+    for name in {"seed", "logger"} & words.keys():
+        raise UserError(f"--{name} {words[name]}: a study has several runs, with --seeds and without loggers")
     if both := ", ".join(map(str, sorted(set(seeds) & set(report_seeds)))):
         why = "the seeds that choose a winner give optimistic scores; use different seeds"
         raise UserError(f"--seeds and --report_seeds share {both}: {why}")
@@ -105,9 +101,9 @@ def make_spec(
     first = design.wanted(trials_of(design, None, len(seeds)))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
-    left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
-    settings = {name: value for name, value in settings.items() if name not in left_out}
-    chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
+    searched = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
+    settings = {name: value for name, value in settings.items() if name not in searched}
+    chosen = {*chosen_of(config), "data_seed", *(["device"] if config.device != "auto" else [])}
     specs = {"task": config.task_spec, "opt": config.opt_spec, "rest": config.rest_spec}
     versions = {kind: getattr(spec, "version", None) for kind, spec in specs.items()}
     versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in specs.items()}
