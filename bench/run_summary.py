@@ -15,18 +15,10 @@ from optimizers.plugins import bare
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
     """The result in ten fields, and the specimen if the task has one; numbers are finite or null."""
-    fields = {
-        "run_id": result.run_id,
-        "task": result.config["task"],
-        "opt": result.config["opt"],
-        "status": result.status,
-        "metric": f"{result.split}/{result.metric}",
-        "final": result.final,
-        "best": result.best,
-        "steps": result.steps,
-        "wall_s": round(result.wall_s, 3),
-        "store": str(store),
-    }
+    about = {"run_id": result.run_id, "task": result.config["task"], "opt": result.config["opt"]}
+    values = {"final": result.final, "best": result.best, "steps": result.steps, "wall_s": round(result.wall_s, 3)}
+    metric = {"status": result.status, "metric": f"{result.split}/{result.metric}"}
+    fields = about | metric | values | {"store": str(store)}
     return fields if result.specimen is None else fields | {"specimen": result.specimen}
 
 

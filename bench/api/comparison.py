@@ -1,8 +1,4 @@
-"""`bench.compare`: from optimizers to ranked tables, with the parts of other functions.
-
-The kit checks the optimizers (`bench.check`), a suite tunes them and their baselines at equal budgets and runs the
-winners on fresh seeds (`bench.suite`), and the board `quality` ranks the results (`bench.leaderboard`).
-"""
+"""`bench.compare`: `bench.check` of optimizers, a suite that tunes them and baselines, and the board `quality`."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -80,10 +76,7 @@ class Ranking(NamedTuple):
 def compare(request: Request, out: Path | None, command: Sequence[str] | None) -> Comparison:
     """Check the optimizers, tune all, run the winners, rank them, and write tables and plots into a folder, if given.
 
-    Raises:
-        UserError: the request is invalid.
-        RunFailed: a failed check changes results.
-        KeyboardInterrupt: it was stopped.
+    RunFailed if a failed check changes results, KeyboardInterrupt if it was stopped.
     """
     contests = _contests(request)
     todo = [studies for contest in contests for studies in contest.studies(request.places)]
@@ -180,25 +173,23 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
     folder = reference_folder()
     if not request.reference or folder is None:
         return None
-    stores, studies, others = Stores([], folder), list["StudyRecord"](), False
+    stores, studies = Stores([], folder), list["StudyRecord"]()
     runs = {run.run_id: run for run in stores.runs}
     for spec in specs:
         config = spec.typical(request.places)
         problem, versions = problem_of(config), config.spec_versions.items()
-        tuned = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt) and s.winner in runs]
-        winners = [(study, runs[study.winner or ""]) for study in tuned]
+        named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
+        winners = [(study, runs[study.winner or ""]) for study in named if study.winner in runs]
         same = [study for study, run in winners if run.problem == problem and versions <= run.versions.items()]
-        studies += [max(same, key=lambda study: study.weight)] if same else []
-        others |= bool(winners)
+        studies += sorted(same, key=lambda study: study.weight)[-1:]
     budgets = {(len(study.trials), tuple(study.seeds), study.sampler) for study in studies}
     if len(studies) == len(specs) and len(budgets) == 1:
-        trials, seeds = len(studies[0].trials), studies[0].seeds
-        wanted = len(tuning_seeds(request.seeds)) if request.seeds else len(seeds)
-        if (request.trials or trials, wanted) == (trials, len(seeds)):
+        trials, seeds = len(studies[0].trials), len(studies[0].seeds)
+        number = len(tuning_seeds(request.seeds)) if request.seeds else seeds
+        if (request.trials or trials, number) == (trials, seeds):
             return studies[0]
-    if others:
-        names = listed([spec.opt for spec in specs])
-        note(f"{names}: tuned again, since not all have reference results with these settings, trials and seeds")
+    names = listed([spec.opt for spec in specs])
+    note(f"{names}: tuned too, since the reference results lack them with these settings, trials and seeds")
     return None
 
 
@@ -230,20 +221,20 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
     from bench.boards.quality import quality
     from bench.plots.forest import forest
 
-    if not any(result.fresh for result in results):
+    fresh = [run for result in results for run in result.fresh]
+    if not fresh:
         return Ranking([], [], None)
-    names = {result.study.name for result in results}
-    ids = {run.run_id for result in results for run in (*result.runs, *result.fresh)}
-    problems = [(bare(run.config["task"]), run.problem) for result in results for run in result.fresh[:1]]
-    tuned = {bare(result.spec.opt) for result in results}
-    against = {bare(name) for name in request.against or REFERENCES} - tuned
+    names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
+    problems = [(bare(run.config["task"]), run.problem) for run in fresh]
+    against = {bare(name) for name in request.against or REFERENCES} - {bare(result.spec.opt) for result in results}
     stores = Stores([request.places["store"]], reference_folder() if request.reference else None)
 
     def is_baseline(run: "RunResult") -> bool:
-        return bare(run.config["opt"]) in against and (bare(run.config["task"]), run.problem) in problems
+        is_other = run.run_id in stores.shipped and bare(run.config["opt"]) in against
+        return is_other and (bare(run.config["task"]), run.problem) in problems
 
     stores.studies = [study for study in stores.studies if study.name in names or bare(study.opt) in against]
-    stores.runs = [r for r in stores.runs if r.run_id in ids or (r.run_id in stores.shipped and is_baseline(r))]
+    stores.runs = [run for run in stores.runs if run.run_id in ids or is_baseline(run)]
     collected = collect(stores, mixed_versions=True, reference=request.against[0] if request.against else None)
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1

@@ -78,10 +78,7 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
 def resumed(
     run: str, settings: dict[str, Any], places: dict[str, Path], given: Sequence[str], command: Sequence[str] | None
 ) -> RunConfig:
-    """The configuration of an interrupted run, by its id or the path of its folder, with folders from this call.
-
-    UserError if the store lacks it, or if `settings` or other `given` options would change it.
-    """
+    """The configuration of a stored run, by its id or the path of its folder; UserError if options would change it."""
     path = Path(run)
     if path.name != run:  # the path of a run's folder
         path = path if path.name else path.resolve()  # of `.`

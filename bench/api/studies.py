@@ -71,11 +71,7 @@ def crew_for(todo: Sequence[Sequence[Plan]], effort: Effort, places: Mapping[str
 def train(
     todo: Sequence[Sequence[Plan]], crew: "Crew | None", effort: Effort, *, progress: bool = True
 ) -> list[StudyResult]:
-    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store.
-
-    Raises:
-        KeyboardInterrupt: it was stopped.
-    """
+    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store."""
     every = [study for studies in todo for study in studies]
     if crew is not None:
         note_long(effort, every, every[0].places, crew)

@@ -30,9 +30,6 @@ def configurations(
     `words` are settings in dotted form, which override those of the YAML file `config`. `opt` may name several
     optimizers; `opt.NAME.lr` is for that one alone. A value may be a log-spaced range (`low:high`, `low:high:points`)
     or a list (`a,b,c`). An optimizer without a varied hyperparameter gets a grid over its search range.
-
-    Raises:
-        UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
     """
     words = settings_in(config) | dict(words)
     task, names = str(words.get("task", "")), parts(words.pop("opt", ""))

@@ -1,7 +1,6 @@
 """How results depend on a setting: from runs to curves, a table, a figure and files.
 
-A seed that diverged counts as worse than all others: excluding it would favour settings that are stable only for some
-seeds.
+A seed that diverged counts as worse than all others: else settings that are stable for some seeds only would win.
 """
 
 import json

@@ -81,10 +81,8 @@ def make_spec(
 ) -> StudySpec:
     """The specification of a study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
 
-    Without a sampler, up to two ranges make a grid, and more are searched by TPE.
-
-    Raises:
-        UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
+    Without a sampler, up to two ranges make a grid, and more are searched by TPE. `UserError` if a setting is unknown
+    or illegal, there is nothing to search, or a seed is in both lists.
     """
     for name, kind, known in (("task", "task", TASKS), ("opt", "optimizer", OPTIMIZERS)):
         if not words.get(name):
@@ -130,8 +128,7 @@ def tuning_seeds(text: str) -> list[int]:
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:
     """The number of points; by default nine, rounded up to whole combinations of values, or all of lists alone.
 
-    The default is the same for all methods: one with more hyperparameters must not get more trials. `UserError` if no
-    design has such a number.
+    A method with more hyperparameters must not get more trials. `UserError` if no design has such a number.
     """
     if trials is None:
         trials = math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations

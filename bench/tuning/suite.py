@@ -86,11 +86,7 @@ class Suite(NoBooleans, BaseModel):
         ]
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
-        """The studies of each task, before their budgets are made equal and their winners run.
-
-        Raises:
-            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
-        """
+        """The studies of each task, before their winners run; `UserError` if budgets cannot be made equal."""
         tasks: dict[str, list[Study]] = {task: [] for task in self.tasks}
         for spec in self.specs(places):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
@@ -146,10 +142,7 @@ def load(name: str) -> list[Suite]:
 
 
 def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
-    """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker.
-
-    `measure` estimates the seconds of a run of a study without any.
-    """
+    """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker."""
     rows = []
     for study in studies:
         result, spec = study.result(), study.spec

@@ -18,10 +18,6 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
     """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
 
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
-
-    Raises:
-        UserError: a run cannot be trained, or more runs are wanted than the budget allows.
-        RunFailed: the first runs failed, or the disk is full or gone.
     """
     views = dict[bool, SweepProgress]()
     while True:

@@ -63,9 +63,6 @@ def remember(result: StudyResult) -> None:
     """Write the study's record for boards (`studies/NAME.json`), and an Optuna journal (`studies/NAME.log`).
 
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
-
-    Raises:
-        RunFailed: the disk is full or unavailable.
     """
     record, store = result.record, result.study.store.folder
     path = study_path(store, record.name)
