@@ -81,10 +81,10 @@ def format_of(out: Path, formats: Container[str]) -> str:
     ending = out.suffix.lower()
     if ending in ("", ".txt") or (out.exists() and not out.is_file()):
         return "table"
-    if ENDINGS.get(ending) not in formats:
+    if (kind := ENDINGS.get(ending)) is None or kind not in formats:
         known = ", ".join(known for known, kind in ENDINGS.items() if kind in formats)
         raise UserError(f"-o {out}: {ending} names no format; use {known} or .txt")
-    return ENDINGS[ending]
+    return kind
 
 
 def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:

@@ -64,20 +64,20 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, unchecked: None) -> None:
     first = cli(*COMPARE, "--json")
-    found = json.loads(first.out)
-    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    result = json.loads(first.out)
+    rows = {row["opt"]: row for row in result["boards"][0]["tables"][0]["rows"]}
     assert first.code == 0
     assert rows["gd"]["verdict"] == "reference"
     assert rows["my.py:Signs"]["verdict"] in ("better", "worse")
     assert [(row["trials"], row["n"], row["settings"]) for row in rows.values()] == [(2, 7, "tuned")] * 2
-    assert "better than gd (tuned" in found["said"][0]
+    assert "better than gd (tuned" in result["said"][0]
     assert "each has 2 trials of 2 seeds, and 7 fresh seeds" in first.err
-    assert [study["opt"] for study in found["studies"]] == [*rows]  # best first
+    assert [study["opt"] for study in result["studies"]] == [*rows]  # best first
     kept = {run.run_id: run.begun for run in Store(store).runs()}
     assert len(kept) == 22
     out = Path("compared/synthetic/my.Signs")
     assert (out / "forest.png").stat().st_size > 10_000
-    assert found["said"][0] in (out / "quality.md").read_text()
+    assert result["said"][0] in (out / "quality.md").read_text()
     assert (out / "tuned/synthetic/my.Signs.yaml").is_file()
     again = cli(*COMPARE, "--json")
     assert again.out == first.out
@@ -109,8 +109,8 @@ def test_the_board_has_the_named_optimizers_as_these_studies_tuned_them(cli, unc
 def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
     words = [word for word in COMPARE if word not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")]
     answer = cli(*words, "--trials", 2, "--report_seeds", 3, "--against", "gd,ngd", "--json")
-    found = json.loads(answer.out)
-    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    result = json.loads(answer.out)
+    rows = {row["opt"]: row for row in result["boards"][0]["tables"][0]["rows"]}
     assert "my.py:Signs: no fault" in answer.err
     assert rows["my.py:Signs"]["conformance"] == "pass"
     assert len({row["trials"] for row in rows.values()}) == 1
@@ -149,14 +149,14 @@ TASKS = tuple("synthetic,mha_planted" if word == "synthetic" else word for word 
 def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, unchecked: None) -> None:
     answer = cli(*TASKS, "--json")
     assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    over, *tables = found["boards"][0]["tables"]
+    result = json.loads(answer.out)
+    over, *tables = result["boards"][0]["tables"]
     assert over["title"] == "over all tasks"
     assert [len(table["rows"]) for table in tables] == [2, 2]
     (mine,) = (row for row in over["rows"] if row["opt"] == "my.py:Signs")
     for table in tables:
         assert mine[table["title"]] == next(row["verdict"] for row in table["rows"] if row["opt"] == mine["opt"])
-    assert [line.partition(",")[0] for line in found["said"][:2]] == ["mha_planted", "synthetic"]
+    assert [line.partition(",")[0] for line in result["said"][:2]] == ["mha_planted", "synthetic"]
     out = Path("compared/synthetic-mha_planted/my.Signs")
     assert {path.name for path in (out / "tuned").iterdir()} >= {"synthetic", "mha_planted"}
     begun = {run.run_id: run.begun for run in Store(store).runs()}
@@ -193,10 +193,10 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     monkeypatch.setenv("BENCH_REFERENCE", "ref")
     answer = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--json")
     assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    (study,) = found["studies"]
+    result = json.loads(answer.out)
+    (study,) = result["studies"]
     assert study["opt"] == "my.py:Signs"
-    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    rows = {row["opt"]: row for row in result["boards"][0]["tables"][0]["rows"]}
     assert rows["gd"]["is_reference"]
     assert "shipped" in rows["gd"]["flags"][0]
     assert rows["my.py:Signs"]["n"] == 7

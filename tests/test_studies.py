@@ -89,10 +89,15 @@ def test_a_study_from_first_trials_to_fresh_seeds(tmp_path: Path) -> None:
         (lr, seed) for lr in (0.1, 0.03162, 0.3162) for seed in (1000, 1001)
     ]
     assert [(config.opt_options["lr"], config.seed) for config in fresh] == [(0.1, 0), (0.1, 1)]
-    found = study.result()
-    assert (found.best and found.best.point, found.score, found.missing, found.todo) == ({"opt.lr": 0.1}, 0.0, 0, [])
-    assert summary.as_json(found)["fresh"]["values"] == [CONVERGED, 1e-6]
-    assert summary.as_json(found)["cost"] == {
+    result = study.result()
+    assert (result.best and result.best.point, result.score, result.missing, result.todo) == (
+        {"opt.lr": 0.1},
+        0.0,
+        0,
+        [],
+    )
+    assert summary.as_json(result)["fresh"]["values"] == [CONVERGED, 1e-6]
+    assert summary.as_json(result)["cost"] == {
         "trial_seconds": 3.0,
         "trial_gradient_evaluations": 120,
         "fresh_seconds": 1.0,
@@ -127,25 +132,17 @@ def test_tpe_begins_with_the_sequence_and_then_follows_scores(tmp_path: Path) ->
     assert [trial.point["opt.lr"] for trial in shorter.result().trials] == points[:11]
 
 
-def test_a_grid_grows_beyond_an_edge_and_is_topped_up_after_it(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 3, total=14, report=False)
-    finish(study, slope)
-    found = study.result()
-    assert [trial.kind for trial in found.trials] == ["design"] * 3 + ["extension"] * 8 + ["top-up"] * 3
-    assert found.record.edges == ["lr"]
-
-
 def test_a_setting_whose_cap_sets_the_steps_never_wins(tmp_path: Path) -> None:
     study = study_in(tmp_path, 5, report=False)
     for config in missing(study):
         capped = 0.99 if config.opt_options["lr"] == 0.1 else 0.5  # it would be the best
         put(tmp_path, ended(config, cap_share=capped))
     finish(study)
-    found = study.result()
-    assert found.best is not None
-    assert found.best.point["opt.lr"] in (0.03162, 0.3162)
-    assert found.scores[point_key({"opt.lr": 0.1})] is None
-    assert [line.split()[:2] for line in summary.lines(found) if line.startswith("cap")] == [["cap", "0.1"]]
+    result = study.result()
+    assert result.best is not None
+    assert result.best.point["opt.lr"] in (0.03162, 0.3162)
+    assert result.scores[point_key({"opt.lr": 0.1})] is None
+    assert [line.split()[:2] for line in summary.lines(result) if line.startswith("cap")] == [["cap", "0.1"]]
 
 
 def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
@@ -153,13 +150,13 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
     broken = {config.run_id: "the card fell out" for config in missing(study) if config.opt_options["lr"] == 0.1}
     study.failed |= broken
     trained = finish(study)
-    found = study.result()
+    result = study.result()
     assert not broken.keys() & {config.run_id for config in trained}
-    assert [(trial.point, trial.reason) for trial in found.trials if not trial.runs] == [
+    assert [(trial.point, trial.reason) for trial in result.trials if not trial.runs] == [
         ({"opt.lr": 0.1}, "the card fell out")
     ]
-    assert found.best is not None
-    assert "failed: opt.lr 0.1: the card fell out" in summary.lines(found)
+    assert result.best is not None
+    assert "failed: opt.lr 0.1: the card fell out" in summary.lines(result)
 
 
 def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None:
@@ -206,23 +203,23 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
 def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
     study = study_in(tmp_path, 3, report=False)
     finish(study, slope)
-    found = study.result()
-    tuned.remember(found)
+    result = study.result()
+    tuned.remember(result)
     url = f"sqlite:///{tmp_path}/optuna.db"
     for _ in range(2):  # the second time adds nothing
-        tuned.mirror(found, url)
+        tuned.mirror(result, url)
     for storage in (tuned.journal(tmp_path / "studies" / f"{study.name}.log"), url):
-        there = optuna.load_study(study_name=study.name, storage=storage)
-        assert [trial.params for trial in there.trials] == [trial.point for trial in found.trials]
-        assert there.best_value == pytest.approx(found.score)
-        assert there.trials[0].user_attrs["runs"] == [run.run_id for run in found.trials[0].runs]
+        loaded = optuna.load_study(study_name=study.name, storage=storage)
+        assert [trial.params for trial in loaded.trials] == [trial.point for trial in result.trials]
+        assert loaded.best_value == pytest.approx(result.score)
+        assert loaded.trials[0].user_attrs["runs"] == [run.run_id for run in result.trials[0].runs]
     larger = study_in(tmp_path, 7, report=False)
     finish(larger, slope)
     tuned.mirror(larger.result(), url)
     tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.name, storage=url).trials}
     assert tried >= {point_key(trial.point) for trial in larger.result().trials}
     with pytest.raises(UserError, match="--storage nothing://x: "):
-        tuned.mirror(found, "nothing://x")
+        tuned.mirror(result, "nothing://x")
 
 
 @pytest.mark.parametrize(

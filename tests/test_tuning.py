@@ -73,11 +73,11 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     monkeypatch.setattr(Crew, "_start", lambda *_: pytest.fail("workers were started"))
     again = cli(*words, "--json")
     assert again.code == 0
-    found = strict_json(again.out)
-    assert (found["study"], found["trials"], found["best"], found["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
-    assert found["fresh"]["seeds"] == [0, 1, 2]
-    assert found["cost"]["trial_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] > 999)
-    assert found["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
+    study = strict_json(again.out)
+    assert (study["study"], study["trials"], study["best"], study["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
+    assert study["fresh"]["seeds"] == [0, 1, 2]
+    assert study["cost"]["trial_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] > 999)
+    assert study["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
     assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
     _, heads, *trials, plots = cli("show", name).out.splitlines()
@@ -109,7 +109,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     monkeypatch.setattr(Crew, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
-    assert [each["point"] for each in strict_json(more.out)["tried"][:5]] == [each["point"] for each in found["tried"]]
+    assert [trial["point"] for trial in strict_json(more.out)["tried"][:5]] == [
+        trial["point"] for trial in study["tried"]
+    ]
     assert strict_json(more.out)["trials"] == 7
     assert Counter(run.engine for run in Store(store).runs() if run.config["seed"] > 999) == {
         "lightning": 10,
@@ -121,14 +123,14 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 def test_settings_are_chosen_on_the_selection_split(cli, here: Path, store: Path) -> None:
     words = ("--task", "mha_dm1", "--task.n", 10, "--opt", "gd", "--trainer.max_steps", 100, "--device", "cpu")
     design = ("--opt.lr", "1,10,100,1000", "--seeds", "1000,", "--report_seeds", 0, "--engine", "lanes")
-    found = strict_json(cli("tune", *words, *design, "--json").out)
+    study = strict_json(cli("tune", *words, *design, "--json").out)
     trials = {run.config["opt_options"]["lr"]: run for run in Store(store).runs()}
     assert {(run.select_split, run.split) for run in trials.values()} == {("val", "test")}
     training = {lr: Store(store).tables(run.run_id)["curve"]["loss"][-1] for lr, run in trials.items()}
     chosen = {lr: run.validations[-1]["loss"] for lr, run in trials.items()}
     assert min(training, key=training.__getitem__) == 1000  # the winner
     assert min(chosen, key=chosen.__getitem__) == 10
-    assert (found["best"], found["score"]) == ({"opt.lr": 10}, chosen[10])
+    assert (study["best"], study["score"]) == ({"opt.lr": 10}, chosen[10])
 
 
 def test_settings_that_training_samples_chose_are_noted(cli, here: Path, store: Path) -> None:

@@ -75,8 +75,11 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task synthetic --opt ngd --seeds 2 --seed 1", "--seed is for one run; remove it or --seeds"),
         ("fit --task synthetic --opt ngd --workers 2", "--workers is for several runs; give --seeds too, or leave"),
         ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
-        ("fit --task mnist --opt sgd,adam", "--opt sgd,adam: bench fit trains one run; `bench sweep` and"),
-        ("fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7", "--opt.lr '1e-3:1e0:7': it takes a number"),
+        ("fit --task mnist --opt sgd,adam", "--opt sgd,adam: bench fit trains one run; `bench sweep` takes"),
+        (
+            "fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7",
+            "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench sweep`",
+        ),
         ("fit --task mnist --opt rmsprop", "unknown optimizer 'rmsprop'; known: "),
         ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
         ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),

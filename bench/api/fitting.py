@@ -1,5 +1,6 @@
 """`bench.fit`: one run, or one for each of several seeds; heavy imports happen after all checks."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -31,14 +32,20 @@ if TYPE_CHECKING:
 def configuration(
     words: Mapping[str, Any], config: Path | None, places: Mapping[str, Path], *, tuned: bool
 ) -> RunConfig:
-    """The configuration of one run."""
+    """The configuration of one run; for several values, UserError names the command that takes them."""
+    why = "bench fit trains one run; `bench sweep` takes several"
     for name in ("task", "opt"):
         if "," in (value := str(words.get(name, ""))) and ":" not in value:
-            raise UserError(
-                f"--{name} {value}: bench fit trains one run; `bench sweep` and `bench compare` take several"
-            )
-    with doing("reading the settings"):
-        return resolve(words, config=config, tuned=tuned, fallback=places)
+            raise UserError(f"--{name} {value}: {why} optimizers, and `bench compare` several tasks")
+    try:
+        with doing("reading the settings"):
+            return resolve(words, config=config, tuned=tuned, fallback=places)
+    except UserError as error:
+        for name, value in words.items():
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            if f"--{name} " in str(error) and re.search(r"\d[:,]", text):
+                raise UserError(f"--{name} {text}: {why} values") from None
+        raise
 
 
 def sources(config: RunConfig, seeds: Sequence[int] | None) -> Sources:

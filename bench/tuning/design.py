@@ -68,7 +68,8 @@ class Design:
     """
 
     def __init__(self, space: Space, sampler: Sampler) -> None:
-        self.space, self.sampler = space, sampler
+        self.space = space
+        self.sampler: Sampler = sampler
         self.ranges = {name: axis for name, axis in space.items() if isinstance(axis, LogUniform)}
         self.lists = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
         self.combinations = math.prod(map(len, self.lists.values()))
@@ -125,7 +126,7 @@ class Design:
 
         def points(place: Place) -> list[Point]:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
-            return [{name: (at | other)[name] for name in self.space} for other in others]
+            return [{name: {**at, **other}[name] for name in self.space} for other in others]
 
         outwards = [*itertools.islice(_outwards([*ranges.values()], steps), max(trials, total) // len(others) + 1)]
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")

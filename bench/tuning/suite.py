@@ -87,10 +87,10 @@ class Suite(NoBooleans, BaseModel):
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
         """The studies of each task, before their winners run; `UserError` if budgets cannot be made equal."""
-        tasks: dict[str, list[Study]] = {task: [] for task in self.tasks}
+        tasks: dict[str, list[Study]] = {}
         for spec in self.specs(places):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
-            tasks[spec.task].append(Study(spec, trials, places, report=False))
+            tasks.setdefault(spec.task, []).append(Study(spec, trials, places, report=False))
         every = [study for studies in tasks.values() for study in studies]
         runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
@@ -114,8 +114,12 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
     def some(settings: Named, names: Sequence[str] | None) -> Named:
         return {name: value for name, value in settings.items() if names is None or name in names}
 
-    less = [{"tasks": some(part.tasks, tasks), "optimizers": some(part.optimizers, opts)} for part in parts]
-    if kept := [part.model_copy(update=own) for part, own in zip(parts, less, strict=True) if all(own.values())]:
+    kept = [
+        part.model_copy(update={"tasks": some(part.tasks, tasks), "optimizers": some(part.optimizers, opts)})
+        for part in parts
+        if some(part.tasks, tasks) and some(part.optimizers, opts)
+    ]
+    if kept:
         return kept
     raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
 
