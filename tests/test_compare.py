@@ -176,6 +176,7 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
         ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it is not part of the comparison; name it"),
         ("--task mnist --opt gd,sgd", "gd of full and sgd of 100 samples a batch are different problems"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
+        ("--task synthetic --opt ngd --seed 3", "--seed: bench compare has several seeds"),
     ],
 )
 def test_words_that_cannot_be(cli, store: Path, words: str, message: str) -> None:
