@@ -33,18 +33,16 @@ def configuration(
     words: Mapping[str, Any], config: Path | None, places: Mapping[str, Path], *, tuned: bool
 ) -> RunConfig:
     """The configuration of one run; for several values, UserError names the command that takes them."""
-    why = "bench fit trains one run; `bench sweep` takes several"
-    for name in ("task", "opt"):
-        if "," in (value := str(words.get(name, ""))) and ":" not in value:
-            raise UserError(f"--{name} {value}: {why} optimizers, and `bench compare` several tasks")
     try:
         with doing("reading the settings"):
             return resolve(words, config=config, tuned=tuned, fallback=places)
     except UserError as error:
         for name, value in words.items():
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            if f"--{name} " in str(error) and re.search(r"\d[:,]", text):
-                raise UserError(f"--{name} {text}: {why} values") from None
+            named = "," in text and ":" not in text if name in ("task", "opt") else f"--{name} " in str(error)
+            if named and re.search(r"\w[:,]", text):
+                why = "bench fit trains one run; `bench sweep` takes several values, `bench compare` several tasks"
+                raise UserError(f"--{name} {text}: {why}") from None
         raise
 
 
@@ -60,10 +58,8 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
     from bench.api.runs import Run
 
     if config.trainer.ranks > 1 and not is_command:
-        why = "a run with several processes restarts its command in each of them"
-        raise UserError(
-            f"trainer.devices and trainer.num_nodes: {why}; use `bench fit`, and `bench.load` for the result"
-        )
+        why = "a run with several processes restarts its command; use `bench fit`, and `bench.load` for the result"
+        raise UserError(f"trainer.devices and trainer.num_nodes: {why}")
     result = None if rerun else Store(config.store).get(on_device(config).run_id)
     if result is None or not result.finished:
         from bench.config.checks import check_early, check_places
