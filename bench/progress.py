@@ -96,10 +96,10 @@ def show_line(owner: object, line: str = "") -> None:
             _live.start()
         if _live is not None:
             _live.update(text, refresh=True)
-        if _live is not None and not text:
-            _live.stop()
-            _live = None
-            _lines.clear()
+            if not text:
+                _live.stop()
+                _live = None
+                _lines.clear()
 
 
 def clock(seconds: float, done: float, left: float) -> str:
