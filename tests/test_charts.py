@@ -471,7 +471,7 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
         (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),
         (["sensitivity", "-o", "a.png"], "nothing to draw: sensitivity: mnist, max_steps 100: no optimizer is tuned"),
-        (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
+        (["curves", "-o", "/proc/none/a.png"], "cannot write to /proc/none/a.png"),
     ],
 )
 def test_impossible_charts_are_refused(store, tmp_path, monkeypatch, words, message):

@@ -150,14 +150,6 @@ def test_a_run_of_another_version_is_not_continued(cli, killed, monkeypatch, kno
     assert "was started with another version of its task or optimizer" in refused(cli, "--resume", killed.run_id)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_continue(cli, killed, store):
-    Store(store).last_checkpoint([killed.run_id]).unlink()
-    assert "was killed before its first checkpoint; train again without --resume" in refused(
-        cli, "--resume", killed.run_id
-    )
-    assert cli(*SYNTHETIC, *SPS).code == 0
-
-
 def halve(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -191,8 +183,5 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     path = Store(store).last_checkpoint([killed.run_id]).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
     assert Store(store).last_checkpoint([killed.run_id]) is None
-    assert "was killed in a sweep, which trains it with others; repeat the sweep's command" in refused(
-        cli, "--resume", killed.run_id
-    )
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")

@@ -13,7 +13,7 @@ from scipy import stats as reference
 
 from bench.boards.quality import TUNING_NOISE
 from bench.results import stats
-from bench.results.retuning import draws, tuning_variance, winners
+from bench.results.retuning import draws, tuning_variance
 from bench.results.selection import Mode, best_index, equal_below, seed_median
 from tools.statistics import retuned_coverage
 
@@ -49,23 +49,6 @@ def winner(scores: list[list[float | None]], mode: Mode, metric: str) -> int | N
     """The rule of studies, written out."""
     medians = [seed_median(row, mode) for row in scores]
     return best_index(medians, mode, equal_below(medians, metric))
-
-
-numbers = st.sampled_from([1e-20, 3e-17, 0.0, -1e-17, 0.1, 0.2, 0.3, 1e308, None])
-
-
-@given(
-    st.integers(1, 4).flatmap(lambda s: st.lists(st.lists(numbers, min_size=s, max_size=s), min_size=1, max_size=6)),
-    st.sampled_from(["min", "max"]),
-    st.sampled_from(["loss", "accuracy"]),
-)
-def test_draws_are_won_by_the_rule_of_studies(scores: list[list[float | None]], mode: Mode, metric: str) -> None:
-    for draw, index in zip(draws(len(scores[0]))[0].tolist(), winners(scores, mode, metric).tolist(), strict=True):
-        one = winner([[row[seed] for seed in draw] for row in scores], mode, metric)
-        assert index == (-1 if one is None else one)
-
-
-values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=8)
 
 
 def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:

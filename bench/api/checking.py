@@ -10,7 +10,7 @@ from bench.check.report import Report, Verdict, write_verdict
 from bench.check.run import reports, request_of
 from bench.errors import UserError
 from bench.output import Answer, Shown, note
-from bench.progress import StatusLine, say
+from bench.progress import on_terminal, say, show_line
 
 
 class Checked(Shown):
@@ -61,15 +61,15 @@ def check(
         if optimizer is None:
             raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
         request = request_of(optimizer, only=only, reference=reference, options=options["opt"], quick=quick)
-    line, done = StatusLine(), list[Verdict]()
+    done = list[Verdict]()
 
     def show(_: Any, verdict: Verdict) -> None:
         done.append(verdict)
         text = f"{len(done)}/{len(request.checks)} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
-        (line.show if line.live else say)(text)
+        show_line("check", text) if on_terminal() else say(text)
 
     (report,) = reports([request], limit=limit, show=show)
-    line.clear()
+    show_line("check")
     if task is None and only is None and not quick:
         note(f"written to {write_verdict(places['store'], report)}")
     return Checked(report)

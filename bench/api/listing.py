@@ -1,6 +1,7 @@
 """`bench list` and `bench show`."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -173,7 +174,9 @@ def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]
     ]
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
+    which = shlex.join(["--task", study.task, "--opt", study.opt])
+    plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
+    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing), clean(plots)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

@@ -15,7 +15,7 @@ from bench.check.run import Worker, checks_of, reports, request_of
 from bench.errors import UserError
 from bench.near import nearest
 from bench.output import Answer, format_of, write
-from bench.progress import StatusLine, say
+from bench.progress import on_terminal, say, show_line
 from bench.results.render import as_json, html_tables, markdown, text
 from bench.results.table import Board, Table
 from bench.text import strict_json
@@ -128,10 +128,10 @@ def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path],
     for path in out:
         if not path.parent.is_dir():
             raise UserError(f"cannot write {path}: its folder does not exist")
-    packages, results, line = members(words), list[Report](), StatusLine()
+    packages, results = members(words), list[Report]()
 
     def show(report: Report, verdict: Verdict) -> None:
-        line.show(f"{len(results) + 1}/{len(packages)} {report.name}: {verdict.check}")
+        show_line("check", f"{len(results) + 1}/{len(packages)} {report.name}: {verdict.check}")
 
     by_module = groupby((request_of(name, only=checks) for name in packages), lambda r: r.name.rpartition(":")[0])
     # A process for each module, since an import may change torch's settings.
@@ -139,9 +139,9 @@ def table(words: Sequence[str], only: Sequence[str] | None, out: Sequence[Path],
         results.append(report)
         if only is None:
             write_verdict(store, report)
-        if not line.live:
+        if not on_terminal():
             say(f"{len(results)}/{len(packages)} {report.name}: {report.headline() if report.built else 'not built'}")
-    line.clear()
+    show_line("check")
     boards = [board(results, packages)]
     for path, kind in zip(out, formats, strict=True):
         write(path, writers[kind](boards))

@@ -40,11 +40,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     """The searched settings, and the fixed ones as given, of settings in dotted form.
 
     The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, in their order, then
-    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`.
-
-    Raises:
-        UserError: a hyperparameter is unknown; a range, grid or list is malformed; a setting other than a
-            hyperparameter has several values; or nothing is left to search.
+    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`. `UserError`
+    if one is unknown or malformed, another setting has several values, or nothing is left to search.
     """
     check_known("optimizer", [opt], OPTIMIZERS)
     spec, given = OPTIMIZERS[opt], hyperparameters_of(words)
