@@ -94,7 +94,7 @@ def study(
     store: Path,
     scores: Mapping[float, End],
     runs: Mapping[float, Sequence[RunResult]],
-    winner: RunResult | None,
+    winner: RunResult | str | None,
     **changes: Any,
 ) -> StudyRecord:
     """Write the record of a study of lr.
@@ -103,7 +103,7 @@ def study(
         store: its folder.
         scores: by lr.
         runs: of the trials, by lr.
-        winner: a run with the winning settings.
+        winner: a run with the winning settings, or its id.
         changes: other fields.
     """
     trials: list[dict[str, Any]] = [
@@ -125,7 +125,7 @@ def study(
         "mode": "max",
         "sampler": "grid",
         "trials": trials,
-        "winner": winner and winner.run_id,
+        "winner": winner.run_id if isinstance(winner, RunResult) else winner,
         "lr_at_boundary": False,
     }
     record = StudyRecord(**(values | changes))

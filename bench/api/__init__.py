@@ -485,7 +485,7 @@ def list_(
 def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
-    For a run: result, settings, notes, and the commands that repeat, resume and plot it.
+    For a run: result, settings, notes, and the commands that repeat and resume it.
 
     Args:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.

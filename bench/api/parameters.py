@@ -21,7 +21,7 @@ Place = str | Path
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
 Settings = Mapping[str, Any]
-Which = Literal["best", "tuned", "default", "all"]
+Which = Literal["best", "all"]
 
 MEANINGS = {
     "task": "a name of `bench list tasks`, or `file.py:SPEC`.",
