@@ -448,9 +448,9 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
         keep(store, *seeds(opt, [0.7 + shift + x for x in noise]))
     keep(store, *seeds("adam", [0.7 - x for x in noise]), *seeds("sps", [0.6] * 2))
     keep(store, *seeds("sgd", [0.6 + x for x in noise], name="mine"))
-    ((name, said),) = headlines(collect_from(store))
+    ((name, sentences),) = headlines(collect_from(store))
     assert name == "mnist, max_steps 100"
-    first, *others = said.removesuffix(".").split(". ")
+    first, *others = sentences.removesuffix(".").split(". ")
     assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
     assert [part.partition(" (gain")[0] for part in others] == [
         "No difference found: adam",

@@ -22,8 +22,8 @@ def day(number: int) -> str:
 def rows(answer) -> list[list[str]]:
     """The cells of the lines, without the head."""
     _, *lines = answer.out.splitlines()
-    found = [re.split(r"\s{2,}", line, maxsplit=7) for line in lines]
-    return [[*row, *[""] * (8 - len(row))] for row in found]
+    cells = [re.split(r"\s{2,}", line, maxsplit=7) for line in lines]
+    return [[*row, *[""] * (8 - len(row))] for row in cells]
 
 
 def names(answer) -> list[str]:
@@ -99,9 +99,9 @@ def studied(store):
 
 def test_the_runs_of_a_study_share_a_line(cli, studied):
     lines = {row[0]: row for row in rows(cli("list", "runs"))}
-    own = lines["study lr-of-adam"]
-    assert own[1] == "4 completed, 1 failed"
-    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 0.5  trainer.max_steps 100"]
+    line = lines["study lr-of-adam"]
+    assert line[1] == "4 completed, 1 failed"
+    assert line[6:] == ["test accuracy 0.5 best", "opt.lr 0.5  trainer.max_steps 100"]
     assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5  trainer.max_steps 100"]
     assert len(lines) == 3
     keep(studied, *seeds("adam", [0.7, 0.8, 0.9], words={"opt.lr": 0.5}, plan="study lr-of-adam"))
@@ -137,8 +137,8 @@ def test_filters_and_orders(cli, several, words, expected):
     answer = cli("list", "runs", *words.split())
     assert [several[name] for name in names(answer)] == expected.split()
     assert answer.err == ""
-    told = json.loads(cli("list", "runs", "--json", *words.split()).out)
-    assert [several[run["run_id"]] for run in told] == expected.split()
+    listed = json.loads(cli("list", "runs", "--json", *words.split()).out)
+    assert [several[run["run_id"]] for run in listed] == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     attempt.leave([record("b", status="killed")])
     out = cli("show", "b").out
     assert "--resume" not in out
-    assert "it has no checkpoint, so it starts from step 0" in out
+    assert "it has no checkpoint of its own, so it starts from step 0" in out
 
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):

@@ -62,18 +62,18 @@ def reads_csv(content: str) -> None:
     rows = list(csv.DictReader(io.StringIO(content)))
     assert [row["opt"] for row in rows] == list(VALUES)
     assert [float(row["value"]) for row in rows if row["opt"] in ("infinity", "small")] == [-math.inf, -1.5e-300]
-    own = {row["opt"]: row for row in rows}
-    assert (own["nan"]["value"], own["none"]["value"], own["great"]["value"]) == ("", "", str(2**70))
-    assert [own["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
-    assert [own["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
+    values = {row["opt"]: row for row in rows}
+    assert (values["nan"]["value"], values["none"]["value"], values["great"]["value"]) == ("", "", str(2**70))
+    assert [values["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
+    assert [values["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
 
 
 def reads_json(content: str) -> None:
     (board,) = json.loads(content, parse_constant=lambda token: pytest.fail(f"{token} is not JSON"))
-    own = {row["opt"]: row["value"] for row in board["tables"][0]["rows"]}
-    assert own["interval"] == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 5}
-    assert own["time"] == {"median": None, "low": 3, "high": None, "last": 100}
-    assert {name: own[name] for name in VALUES if name not in ("interval", "open", "time")} == {
+    values = {row["opt"]: row["value"] for row in board["tables"][0]["rows"]}
+    assert values["interval"] == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 5}
+    assert values["time"] == {"median": None, "low": 3, "high": None, "last": 100}
+    assert {name: values[name] for name in VALUES if name not in ("interval", "open", "time")} == {
         name: plain(value) for name, value in VALUES.items() if name not in ("interval", "open", "time")
     }
 
@@ -143,6 +143,6 @@ def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-c", program], stdout=theirs, env=usual | {"TERM": "xterm"} | more, check=True)
     os.close(theirs)
-    said = os.read(ours, 1000).decode()
+    output = os.read(ours, 1000).decode()
     os.close(ours)
-    assert said.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"
+    assert output.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"

@@ -133,8 +133,8 @@ def test_a_papers_experiment_finds_the_suite(here: Path, store: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["ngd", "optimizers/mine.py:Mine"])
 def test_the_conformance_kit_finds_the_suite(here: Path, opt: str) -> None:
-    said = started(SCRIPT, "check", opt).stdout
-    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", said, re.MULTILINE)
+    output = started(SCRIPT, "check", opt).stdout
+    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", output, re.MULTILINE)
 
 
 # -- output for people ------------------------------------------------------------------------------------------------

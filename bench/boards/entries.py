@@ -125,8 +125,8 @@ def entries_of(
         if (entry := entries.get(place)) is None:
             default = not any(name.startswith("opt.") for name in run.chosen)
             kind = "tuned" if won else "default" if default else "by hand"
-            named = {"opt": place[1], "options": run.config["opt_options"], "source": place[2]}
-            entry = Entry(problem=_problem(run, place[0]), **named, kind=kind, default=default, studies=won)
+            settings: dict[str, Any] = {"options": run.config["opt_options"], "kind": kind, "default": default}
+            entry = Entry(problem=_problem(run, place[0]), opt=place[1], source=place[2], studies=won, **settings)
             entries[place] = entry
         stored = entry.runs.get(seed_of(run))
         if not run.finished:

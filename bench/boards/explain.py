@@ -9,7 +9,6 @@ from bench.boards.entries import Entry
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
-from bench.results.selection import equal_below
 from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
@@ -57,17 +56,12 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
-    scores = [trial["score"] for trial in study.trials]
-    least = equal_below(scores, study.metric)
-    equal = sum(score is not None and score <= least for score in scores)
     how = SAMPLERS.get(study.sampler, study.sampler)
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
         f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-        " the tuning seeds"
-        + f"; scores up to {least:g} are equal, and the middle one of equal settings is chosen" * (equal > 1)
-        + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
+        " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
     }
 

@@ -120,8 +120,8 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
 
 def _over_tasks(collected: Collected, problems: Sequence[Problem], tables: Sequence[Table]) -> Table:
     """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
-    by_opt = defaultdict[str, dict[str, Any]](lambda: dict.fromkeys((problem.name for problem in problems), "no runs"))
-    named = {table.title: table for table in tables}
+    absent: dict[str, Any] = {problem.name: "no runs" for problem in problems}
+    by_opt, named = defaultdict[str, dict[str, Any]](absent.copy), {table.title: table for table in tables}
     for problem in problems:
         for opt, why in collected.excluded(problem).items():
             by_opt[opt][problem.name] = f"not compared: {why}"

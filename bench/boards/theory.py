@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if facts[run.run_id]}) for e in every}
     shown = [kept[entry] for entry in entries if kept[entry].runs]
     ref = kept[of] if of is not None and kept[of].runs else None
-    verdicts, rows = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES)), {}
+    verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
+    rows = dict[Entry, dict[str, Any]]()
     for entry in verdicts.ordered(shown) if column else shown:
         runs = [*entry.runs.values()]
         solved = [bool(v["solved"]) for r in runs for v in r.facts.values() if isinstance(v, dict) and "solved" in v]

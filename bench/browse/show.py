@@ -107,7 +107,6 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
         again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
         commands["continue it"] = f"{shlex.join(again)} {place}"
     elif run.status in RESUMABLE:
-        alone = "continue the sweep with its command; alone it starts from step 0"
-        what = alone if run.engine == "lanes" else "it has no checkpoint, so it starts from step 0"
-        commands[what] = f"{fit_words(run)} {seeds} {place}"
+        # A run of a sweep has the sweep's checkpoint, which the sweep's command continues.
+        commands["it has no checkpoint of its own, so it starts from step 0"] = f"{fit_words(run)} {seeds} {place}"
     return {what: cell(words) for what, words in commands.items()}

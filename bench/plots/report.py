@@ -44,7 +44,7 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     ours = our_names(collected) & rows.keys()
     shorter = short_names(problems)
     theirs = {problem for problem in problems if ours and not any(problem in rows[name] for name in ours)}
-    made = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
+    explanations = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
     headline = dict(headlines(collected))
     sections = [
         {
@@ -56,7 +56,7 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
             "headline": headline[problem.name],
             "charts": [chart for chart in charts if chart["problem"] == problem.name],
             "tables": [*_tables(boards, problem, problems)],
-            "made": [row for row in made if row["problem"] == problem.name],
+            "explanations": [row for row in explanations if row["problem"] == problem.name],
         }
         for i, problem in enumerate(problems)
     ]
@@ -64,8 +64,8 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     def row_of(row: Mapping[str, Any]) -> int | None:
         return next((place_of[run_id] for run_id in row.get("run_ids", ()) if run_id in place_of), None)
 
-    looks = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    pages = Environment(loader=PackageLoader("bench.plots", "."), **looks)
+    loader = PackageLoader("bench.plots", ".")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"digest": _digest, "clean": cell, "heading": heading, "key": _sort_key, "is_numeric": is_numeric}
     return pages.get_template("report.html.j2").render(
         version=__version__,

@@ -83,9 +83,10 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
     from rich.table import Table as Grid
     from rich.text import Text
 
-    file, look = io.StringIO(), {"force_terminal": styled, "color_system": "standard" if styled else None}
-    size = {"width": wide, "height": max(1, len(lines))}  # else rich asks the terminal for both
-    console = Console(file=file, force_jupyter=False, legacy_windows=False, **look, **size)
+    file, color = io.StringIO(), "standard" if styled else None
+    size: dict[str, Any] = {"width": wide, "height": max(1, len(lines))}  # else rich asks the terminal for both
+    size |= {"force_terminal": styled, "force_jupyter": False, "legacy_windows": False}
+    console = Console(file=file, color_system=color, **size)
     needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, cols, strict=True)]
     for k, group in enumerate(_groups(needed, cols, wide)):
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
