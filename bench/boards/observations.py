@@ -68,8 +68,9 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
     below = np.flatnonzero(losses <= level)
     if not below.size:
         return None
-    i = slice(max(0, int(below[0]) - 1), int(below[0]) + 1)
-    return float(np.interp(-level, -losses[i], values[i]))
+    i, before = int(below[0]), max(0, int(below[0]) - 1)
+    share = (losses[before] - level) / (losses[before] - losses[i]) if before < i else 1.0
+    return float(values[before] + share * (values[i] - values[before]))
 
 
 def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:
