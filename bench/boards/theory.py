@@ -47,7 +47,7 @@ def theory(collected: Collected) -> Board:
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
     of = collected.reference_of(problem)
-    every = dict.fromkeys([*entries, *([] if of is None else [of])])  # the reference may not be shown
+    every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
     read = {e.runs[seed].run_id: tables for e in every for seed, tables in collected.read(e).items()}
     columns_of = [tables.get("measurements", {}).keys() for tables in read.values()]
     column = next((name for name in ALIGNMENTS if any(name in columns for columns in columns_of)), None)
