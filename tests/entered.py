@@ -88,7 +88,7 @@ def study(
     store: Path,
     scores: Mapping[float, End],
     runs: Mapping[float, Sequence[RunResult]],
-    winner: RunResult | None,
+    winner: RunResult | str | None,
     **changes: Any,
 ) -> StudyRecord:
     """Write the record of a study of lr, with scores and runs by lr, and a run with the winning settings."""
@@ -111,7 +111,7 @@ def study(
         "mode": "max",
         "sampler": "grid",
         "trials": trials,
-        "winner": winner and winner.run_id,
+        "winner": winner.run_id if isinstance(winner, RunResult) else winner,
         "lr_at_boundary": False,
     }
     record = StudyRecord(**(values | changes))

@@ -92,47 +92,35 @@ def test_the_program_starts_in_such_a_folder(here: Path) -> None:
         assert started(sys.executable, "-m", "bench", "list", "optimizers", PYTHONPATH=place).stdout == listed
 
 
-def test_the_suite_starts_from_its_own_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert started(sys.executable, "-m", "bench", "--version").stdout.strip()
-
-
 # -- behaviour --------------------------------------------------------------------------------------------------------
 
+TRAINED = {
+    "fit --opt optimizers/mine.py:Mine --trainer.devices 2 --trainer.strategy ddp": 1,
+    "fit --opt optimizers/mine.py:Mine --trainer.devices 2 --trainer.strategy fsdp": 1,
+    "sweep --opt ngd,optimizers/mine.py:Mine --opt.lr 0.1,1 --seeds 2": 8,
+    "tune --opt ngd --opt.lr 0.1,1 --seeds 1 --report_seeds 1 --workers 2": 3,
+    "tune --opt optimizers/mine.py:Mine --opt.lr 0.1,1 --seeds 1 --report_seeds 1 --workers 1"
+    " --trainer.devices 2 --trainer.strategy ddp": 3,
+}
+"""Commands that start processes of all kinds, and their numbers of runs."""
+
 
 @pytest.mark.deep
-def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, store: Path) -> None:
-    started(SCRIPT, "fit", *SHORT, "--opt", "optimizers/nosy.py:Nosy")
-    own = f"{ROOT}/optimizers/__init__.py {ROOT}/tasks/__init__.py"
+@pytest.mark.parametrize("pythonpath", ["", "."])
+@pytest.mark.parametrize("words", TRAINED)
+def test_processes_that_train_find_the_suite(here: Path, store: Path, words: str, pythonpath: str) -> None:
+    (here / "bench.py").unlink()  # which PYTHONPATH puts before the installed suite
+    started(SCRIPT, *words.split(), *SHORT, PYTHONPATH=pythonpath)
+    assert [run.status for run in Store(store).runs()] == ["completed"] * TRAINED[words]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("start", [[SCRIPT], [sys.executable, "-P", "-m", "bench"]], ids=["bench", "python"])
+def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, store: Path, start: list[object]) -> None:
+    started(*start, "fit", *SHORT, "--opt", "optimizers/nosy.py:Nosy")
     for how in ("spawn", "forkserver", "python"):
-        assert (here / how).read_text() == own
+        assert (here / how).read_text() == f"{ROOT}/optimizers/__init__.py {ROOT}/tasks/__init__.py"
     assert [run.status for run in Store(store).runs()] == ["completed"]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("start", ["bench", "python"])
-def test_ranks_find_the_suite(here: Path, store: Path, start: str) -> None:
-    begin = [SCRIPT] if start == "bench" else [sys.executable, "-P", "-m", "bench"]
-    for strategy in ("ddp", "fsdp"):
-        words = ("--trainer.devices", 2, "--trainer.strategy", strategy, "--seed", len(strategy))
-        started(*begin, "fit", *SHORT, "--opt", "optimizers/mine.py:Mine", *words)
-    assert [run.status for run in Store(store).runs()] == ["completed"] * 2
-
-
-@pytest.mark.deep
-def test_a_sweep_finds_the_suite(here: Path, store: Path) -> None:
-    done = started(SCRIPT, "sweep", *SHORT, "--opt", "ngd,optimizers/mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", 2)
-    assert "written to swept/synthetic/ngd-mine.Mine-" in done.stdout
-    assert {run.status for run in Store(store).runs()} == {"completed"}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("opt", "devices"), [("ngd", 1), ("optimizers/mine.py:Mine", 2)])
-def test_workers_and_their_ranks_find_the_suite(here: Path, store: Path, opt: str, devices: int) -> None:
-    words = (*SHORT, "--opt", opt, "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1)
-    several = ("--trainer.devices", 2, "--trainer.strategy", "ddp") if devices == 2 else ()
-    started(SCRIPT, "tune", *words, *several, "--workers", 3 - devices)
-    assert len([run for run in Store(store).runs() if run.status == "completed"]) == 3
 
 
 @pytest.mark.deep
@@ -145,28 +133,8 @@ def test_a_papers_experiment_finds_the_suite(here: Path, store: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["ngd", "optimizers/mine.py:Mine"])
 def test_the_conformance_kit_finds_the_suite(here: Path, opt: str) -> None:
-    said = started(SCRIPT, "check", opt).stdout
-    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", said, re.MULTILINE)
-
-
-@pytest.mark.deep
-def test_the_conformance_kit_finds_the_suite_where_a_test_has_the_folder_on_its_path(here: Path) -> None:
-    code = (
-        "import sys; sys.path.pop(0); import bench.check.run as run, optimizers, tasks; sys.path.insert(0, '.');"
-        " print(*run.reports([run.request_of('ngd', quick=True)]))"
-    )
-    started(sys.executable, "-c", code)
-
-
-@pytest.mark.deep
-def test_the_program_works_with_the_folder_in_pythonpath(here: Path, store: Path) -> None:
-    (here / "bench.py").unlink()
-    words = ("--opt", "optimizers/mine.py:Mine", "--trainer.devices", 2, "--trainer.strategy", "ddp")
-    started(SCRIPT, "fit", *SHORT, *words, PYTHONPATH=".")
-    started(SCRIPT, "check", "ngd", PYTHONPATH=str(here))
-    tune = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1)
-    started(SCRIPT, "tune", *SHORT, *tune, PYTHONPATH=".")
-    assert {run.status for run in Store(store).runs()} == {"completed"}
+    output = started(SCRIPT, "check", opt).stdout
+    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", output, re.MULTILINE)
 
 
 # -- output for people ------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def _check(spec: "StudySpec", request: Request) -> None:
 def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
     """The ranked tables of these studies, and of baselines from the reference results."""
     from bench.boards.collect import collect
-    from bench.boards.headline import headlines
+    from bench.boards.matrix import headlines
     from bench.boards.quality import quality
     from bench.plots.forest import forest
 

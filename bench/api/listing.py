@@ -121,7 +121,7 @@ def _studies(places: Sequence[Path]) -> Answer:
 def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
-    For a run: result, settings, notes, and the commands that repeat, resume and plot it.
+    For a run: result, settings, notes, and the commands that repeat and resume it.
 
     Args:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.

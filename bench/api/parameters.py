@@ -22,7 +22,7 @@ Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
 Stores = Sequence[Place] | Place | None
 Settings = Mapping[str, Any]
-Which = Literal["best", "tuned", "default", "all"]
+Which = Literal["best", "all"]
 
 MEANINGS = {
     "task": "a name of `bench list tasks`, or `file.py:SPEC`.",
