@@ -55,7 +55,7 @@ def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None,
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
-    from bench.boards.headline import headlines
+    from bench.boards.matrix import headlines
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json, written
