@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,8 +30,13 @@ NONE = "no run has observations; train with `--trainer.observe 4`"
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
     """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
     table = tables.get("measurements", {})
-    heads = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+    heads = [table[column] for column in _heads(tuple(table), name)]
     return (table["step"], np.mean(heads, axis=0)) if heads else None
+
+
+@lru_cache(maxsize=1000)  # thousands of runs have the same hundreds of columns
+def _heads(columns: tuple[str, ...], name: str) -> list[str]:
+    return [column for column in columns if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
 
 
 def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
