@@ -1,6 +1,5 @@
 """Averages of the weights: their definition, that they are evaluated, and that they do not affect training."""
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,16 @@ from bench.boards.collect import collect
 from bench.boards.shared import flags
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
-from bench.progress import Progress
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.train import runner, training_plan
-from bench.train.stop import StopRequest
 from tasks import TASKS
 from tasks.core.averaging import Average, Averaging
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
 from tests.test_lanes import NET, block, fits, gap, lanes_of, lrs
-from tests.test_resume import outcome
 
 pytestmark = pytest.mark.numeric
 
@@ -224,31 +220,6 @@ def test_a_run_that_ends_before_its_first_snapshot_is_refused(store: Path) -> No
 def test_snapshots_are_an_epoch_apart_in_long_runs(steps: int, per_epoch: int, every: int) -> None:
     config = resolve({**SMALL, "opt": "adam", "trainer.average": "lawa"})
     assert training_plan.average_of(config, steps, per_epoch) == Averaging("lawa", window=5, every=every)
-
-
-class Stopping(Progress):
-    """Asks a run to stop at its 30th step."""
-
-    def __init__(self, stop: StopRequest) -> None:
-        super().__init__(60, "", enabled=False)
-        self.stop_request = stop
-
-    def update(self, now: int, *rest: Any) -> None:
-        if now >= 30 and self.stop_request.signal is None:
-            self.stop_request.note(signal.SIGINT)
-
-
-@each_average
-def test_an_interrupted_run_resumes_bit_for_bit(kind: str, store: Path) -> None:
-    configs = [
-        resolve({**SMALL, "opt": "adam", "trainer.val_every": "7", "store": folder, **WORDS[kind]})
-        for folder in (store, store.with_name("whole"))
-    ]
-    stop = StopRequest()
-    assert runner.run(configs[0], stop=stop, progress=lambda *_: Stopping(stop)).status == "killed"
-    for config in configs:
-        assert runner.run(config, progress=False).status == "completed"
-    assert outcome(store) == outcome(store.with_name("whole"))
 
 
 @pytest.fixture

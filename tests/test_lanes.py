@@ -19,7 +19,6 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Sco
 from torchmetrics.regression import MeanSquaredError, R2Score
 
 from bench.config.run_config import RunConfig, resolve
-from bench.errors import RunFailed
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
@@ -27,14 +26,13 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train import runner
 from bench.train.stop import StopRequest
-from bench.train.watch import Watch
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder
 from tests import tiny, tiny_lm
 from tests.equivalence import BY_ROLE, HYPERPARAMETERS, may_clip
-from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
+from tests.optimizer_cases import VALUES
 from tests.stored import unfinished
 
 pytestmark = pytest.mark.numeric
@@ -367,16 +365,6 @@ def test_every_lane_steps_like_a_plain_loop(problem: Problem, opt: str, store: P
     assert_the_same_steps(problem.block(store, opt, problem.wild))
 
 
-ALL_ARGUMENTS = [(case.name, case.arguments) for case in CASES] + MORE_ARGUMENTS
-
-
-@pytest.mark.matrix(keep=8)
-@pytest.mark.parametrize(("opt", "arguments"), ALL_ARGUMENTS, ids=lambda value: str(value))
-def test_any_arguments_step_like_a_plain_loop(opt: str, arguments: Settings, store: Path) -> None:
-    lanes = [arguments, arguments | {"lr": 3 * arguments["lr"]}]
-    assert_the_same_steps(block(store, "net", opt, lanes, seeds=(0,), trainer__gradient_clip_val=0.5))
-
-
 @pytest.mark.matrix(keep=6)
 @each_optimizer
 def test_lanes_that_differ_in_every_number_step_correctly(opt: str, store: Path) -> None:
@@ -442,19 +430,6 @@ class SamByData(Base):
         return loss
 
 
-class InPlace(Base):
-    """Changes gradients in place."""
-
-    @torch.no_grad()
-    def step(self, closure: Any) -> Any:  # type: ignore[override]
-        with torch.enable_grad():
-            loss = closure()
-        for p in self.trained:
-            p.grad.mul_(0.5).add_(0.01)  # type: ignore[union-attr]
-        moved(self.trained, [p.grad for p in self.trained], by=-self.lr)  # type: ignore[misc]
-        return loss
-
-
 class ByNorm(Base):
     """Uses the norm that it receives, and keeps a number as state."""
 
@@ -500,7 +475,6 @@ OTHERS = [
     other("lbfgs", "torch.optim.lbfgs:LBFGS", again=True, max_iter=2, history_size=1),
     other("sam", "tests.test_lanes:Sam", again=True),
     other("sam-by-data", "tests.test_lanes:SamByData", again=True),
-    other("in-place", "tests.test_lanes:InPlace"),
     other("by-norm", "tests.test_lanes:ByNorm"),
 ]
 AVERAGED = other("averaged", "tests.test_lanes:Averaged")
@@ -622,20 +596,6 @@ def test_a_converged_lane_keeps_its_final_weights(store: Path) -> None:
         assert gap(lane, alone) < 1e-9
 
 
-@pytest.mark.matrix(keep=2)
-@pytest.mark.parametrize("val_every", [1, 30])
-@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
-def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: int, store: Path) -> None:
-    words = {"trainer__max_steps": 30, "trainer__val_every": val_every}
-    grid = block(store, task, "gd", lrs(0.1, 1e6, 1e300), **words)
-    lanes = [lane["record"] for lane in lanes_of(grid)]
-    assert [lane["saturated_at"] for lane in lanes] == [None, 1, 1] * 2
-    assert [lane["status"] for lane in lanes] == ["completed"] * 6
-    assert {lane["scale"] for lane in lanes} == {"log"}
-    for lane, alone in zip(lanes, [run["record"] for run in fits(grid)], strict=True):
-        assert (lane["saturated_at"], lane["scale"]) == (alone["saturated_at"], alone["scale"])
-
-
 @pytest.mark.deep
 def test_a_missing_measurement_is_missing_in_its_lanes_only(store: Path) -> None:
     words = {"task__n": 8, "task__n_test": 6, "task__T": 4, "task__d": 3, "trainer__max_steps": 40}
@@ -649,9 +609,6 @@ def test_a_missing_measurement_is_missing_in_its_lanes_only(store: Path) -> None
     for lane, run in zip(lanes[2:], alone[2:], strict=True):
         assert np.isfinite(lane["measurements"]["alignment"]).all()
         assert gap(lane, run) < 1e-9
-
-
-# -- randomness --------------------------------------------------------------------------------------------------------
 
 
 # -- metrics of many runs ----------------------------------------------------------------------------------------------
@@ -751,27 +708,4 @@ def test_a_stopped_block_resumes_bit_for_bit(spec: OptimizerSpec, opt: str, stor
     assert not left.busy
     assert {run.status for run in Store(store).runs()} == {"killed"}
     assert [lane["record"]["steps"] for lane in whole].count(24) >= 4
-    assert_goes_on(grid, whole, 24 - 15)
-
-
-@pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("way", [{}, {"update": None}], ids=["together", "one by one"])
-def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
-    way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OPTIMIZERS, "adam", replace(OPTIMIZERS["adam"], **way))
-    grid = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9)
-    whole, take = lanes_of(elsewhere(grid)), Watch.take
-
-    def break_at_12(self: Watch, *args: Any) -> None:
-        if self.result.steps >= 12:
-            raise RuntimeError("no more")
-        take(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Watch, "take", break_at_12)
-        with pytest.raises(RunFailed, match="no more"):
-            train(grid)
-    (left,) = unfinished(store)
-    assert not left.busy
     assert_goes_on(grid, whole, 24 - 15)
