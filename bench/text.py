@@ -31,6 +31,7 @@ def why_wrong(message: str) -> str:
 def located(error: "ErrorDetails", content: Any) -> list[int | str]:
     """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
     place: list[int | str] = []
+    part: Any
     for part in error["loc"]:
         if (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
             place.append(part)

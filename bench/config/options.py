@@ -26,6 +26,7 @@ from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
 from tasks import TASKS
+from tasks.core.spec import place_of
 
 # Meaning of the arguments that torch's own optimizers share; a class's docstring takes precedence.
 GLOSSARY = {
@@ -88,18 +89,18 @@ def _type_name(kind: Any) -> str:
     return names.get(members[0], getattr(members[0], "__name__", str(members[0])))
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _members(kind: Any) -> list[Any]:
     """The members of a union, without their limits; for another type, itself."""
     if typing.get_origin(kind) is typing.Annotated:
         return _members(typing.get_args(kind)[0])
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return tuple(part for member in typing.get_args(kind) for part in _members(member)) if is_union else (kind,)
+    return [part for member in typing.get_args(kind) for part in _members(member)] if is_union else [kind]
 
 
 @lru_cache
 def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
     """The keyword arguments of `package.module:Class` without those to skip, from its source."""
-    node, function = next(method_nodes(*target.split(":"), "__init__"))
+    node, function = next(method_nodes(*place_of(target), "__init__"))
     docs, args = documented(ast.get_docstring(node)), function.args
     defaults = [*[None] * (len(args.args) - len(args.defaults)), *args.defaults, *args.kw_defaults]
     return {
@@ -113,7 +114,7 @@ def method_nodes(module: str, name: str, method: str) -> Iterator[tuple[ast.Clas
     """The sources of a class and its base classes that define a method, and of the method."""
     tree = _parsed(module)
     imports = [item for item in tree.body if isinstance(item, ast.ImportFrom) and item.module]
-    places = {alias.asname or alias.name: (item.module, alias.name) for item in imports for alias in item.names}
+    places = {alias.asname or alias.name: (item.module or "", alias.name) for item in imports for alias in item.names}
     for node in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name):
         yield from ((node, part) for part in node.body if isinstance(part, ast.FunctionDef) and part.name == method)
         for base in (base.id for base in node.bases if isinstance(base, ast.Name)):

@@ -282,7 +282,7 @@ def resolve(
             raise unknown_setting(key, ["--task", "--opt", *names])
         groups[group][name] = value
     folders = {name: place(name, str(groups[""].pop(name))) for name in _FOLDERS if name in groups[""]}
-    top = parse_options("", options[""], {"precision": spec.precision} | groups[""]) | folders
+    top: dict[str, Any] = parse_options("", options[""], {"precision": spec.precision} | groups[""]) | folders
     top |= {} if "data_seed" in groups[""] else {"data_seed": top["seed"]}
     trainer = parse_options("trainer", options["trainer"], groups["trainer"])
     usual = {"batch_size": "full" if method.traits.full_batch else spec.batch_size, "measure_every": spec.measure_every}

@@ -55,7 +55,7 @@ class Tuned(BaseModel):
     """A file of tuned settings, which are dotted or nested."""
 
     model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]
+    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     provenance: Provenance = Provenance()
 

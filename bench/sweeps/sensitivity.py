@@ -202,5 +202,5 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     path = folder / "sensitivity.md"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{markdown([board(sweep)], 1)}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
+        path.write_text(f"{markdown([board(sweep)])}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
         return [path, *write_pictures(sweep_figure(sweep, CONVERGED).spec(live=False), folder / "sensitivity")]
