@@ -37,8 +37,8 @@ from optimizers.plugins import bare
 NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
 _MORE = "--settings all shows all"
 
-Tables = Callable[[str], Mapping[str, Columns]]
-"""A run's tables by its id, as `Store.tables` gives them."""
+Tables = Callable[[str, str], Mapping[str, Columns]]
+"""A run's tables by its id, with the columns that match a regular expression (`Store.tables`)."""
 
 
 @dataclass
@@ -108,12 +108,12 @@ class Collected:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
 
-    def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
-        """The tables of a group's runs by seed; none of a run whose tables are damaged, which is noted."""
+    def read(self, group: Group, wanted: str) -> dict[Seed, Mapping[str, Columns]]:
+        """Columns that match in the tables of a group's runs, by seed; none if tables are damaged, which is noted."""
         tables: dict[Seed, Mapping[str, Columns]] = {}
         for seed, run in group.runs.items():
             try:
-                tables[seed] = self.tables(run.run_id)
+                tables[seed] = self.tables(run.run_id, wanted)
             except UserError as error:
                 tables[seed] = {}
                 self.damaged.append(str(error))

@@ -24,6 +24,8 @@ SHOWN = {
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
 DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
+WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+|{DIRECTION.pattern}"
+"""Names of the columns that the board and the chart read."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
 
 
