@@ -56,8 +56,10 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
         panel = mean_panel(words, words, lines, facts, log_x=log_x, cut=EXPLODED if loss else math.inf)
         panels.append(of_problem(problem, panel if x == "steps" else _against(panel, x, entries)))
     if not any(panel.lines for panel in panels):
-        every = [(entry.runs[seed], of) for entry in collected.entries for seed, of in collected.read(entry, ".*").items()]
-        known = {name for run, tables in every for name in names_of(tables, run.validations)}
+        known = set[str]()
+        for entry in collected.entries:
+            for seed, tables in collected.read(entry, ".*").items():
+                known |= names_of(tables, entry.runs[seed].validations)
         if column not in known and (known or column != "loss"):
             raise no_column(column, known)
     return figure(collected, panels)
