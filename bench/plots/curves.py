@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.boards.observations import NONE, SHOWN, WANTED, over_heads
+from bench.boards.observations import NONE, SHOWN, over_heads, tables_of
 from bench.errors import UserError
 from bench.near import several
 from bench.plots.means import STEPS, Points, finite, held, mean_panel
@@ -140,8 +140,8 @@ def of_problem(problem: Problem, panel: Panel) -> Panel:
 def attention(collected: Collected) -> Figure:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
     panels = []
-    for problem, entries in collected.problems.items():
-        tables = {entry.name: [*collected.read(entry, WANTED).values()] for entry in entries}
+    for problem in collected.problems:
+        tables = {entry.name: [*runs.values()] for entry, runs in tables_of(collected, problem).items()}
         for name, words in SHOWN.items():
             measured = {row: [over_heads(run, name) for run in runs] for row, runs in tables.items()}
             lines = {row: [line and finite(*line) for line in runs] for row, runs in measured.items() if any(runs)}
