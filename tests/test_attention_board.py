@@ -108,7 +108,7 @@ def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path
     values |= {
         f"direction_at_{step}_l0_h0": np.array([0, 0, 0, 0, math.nan if step == 0 else 1.0]) for step in range(5)
     }
-    for run in seeds("adam", [0.5] * 3, steps=4):
+    for run in seeds("adam", [0.5] * 3, steps=4, words={"trainer.observe": 2}):
         put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **values}}})
     table, directions = board("attention", store).tables
     assert table.rows[0]["end_entropy"].mean == 1

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.boards.collect import collect
-from bench.boards.shared import flags
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 from bench.run_summary import result_lines
@@ -186,7 +185,7 @@ def test_boards_compare_runs_of_the_same_average(store: Path) -> None:
     collected = collect(Stores([store]))
     problems = {problem.name: [entry.opt for entry in entries] for problem, entries in collected.problems.items()}
     assert problems == {"mnist, max_steps 100": ["adam"], "mnist, max_steps 100, average ema": ["sfadamw", "sgd"]}
-    assert {entry.opt for entry in collected.entries if "own average" in flags(entry)} == {"sfadamw"}
+    assert {entry.opt for entry in collected.entries if "own average" in entry.flags} == {"sfadamw"}
 
 
 def test_only_an_average_in_use_is_part_of_the_identity() -> None:

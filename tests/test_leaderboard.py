@@ -147,7 +147,6 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     ("words", "says"),
     [
         (("--only", "lr"), "write NAME=VALUE"),
-        (("--only", "status=completed"), "comparisons always include"),
         (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"),
         (("--opt", "addam"), "did you mean 'adam'"),
         (("--task", ","), "it is empty"),

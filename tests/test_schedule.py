@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from bench.boards.collect import collect
-from bench.boards.shared import flags
 from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.run_summary import result_lines
@@ -140,5 +139,5 @@ class Without(torch.optim.Optimizer):
 def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     words = {"trainer.schedule": "cosine"}
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))
-    flagged = {entry.opt: "no schedule" in flags(entry) for entry in collect(Stores([store])).entries}
+    flagged = {entry.opt: "no schedule" in entry.flags for entry in collect(Stores([store])).entries}
     assert flagged == {"adam": False, "sps": True}

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.boards.observations import NONE, SHOWN, at_loss, directions, observations, rate
+from bench.boards.observations import NONE, SHOWN, at_loss, directions, observations, rate, tables_of
 from bench.boards.shared import board_table
 from bench.results import sequential, stats
 from bench.results.group import Seed, mean_interval
@@ -58,7 +58,7 @@ def attention_board(collected: Collected) -> Board:
 
 def _tables(collected: Collected, problem: Problem) -> list[Table]:
     """Attention, and when the direction of W_QK is the final one; the latter only with snapshots."""
-    read = {entry: collected.read(entry) for entry in collected.problems[problem]}
+    read = tables_of(collected, problem)
     observed = {entry: runs for entry, tables in read.items() if (runs := observations(entry, tables))}
     if not observed:
         return []

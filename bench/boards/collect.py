@@ -37,8 +37,8 @@ from optimizers.plugins import bare
 NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
 _MORE = "--settings all shows all"
 
-Tables = Callable[[str], Mapping[str, Columns]]
-"""A run's tables by its id, as `Store.tables` gives them."""
+Tables = Callable[[str, str], Mapping[str, Columns]]
+"""A run's tables by its id, with the columns that match a regular expression (`Store.tables`)."""
 
 
 @dataclass
@@ -60,8 +60,6 @@ class Collected:
         """The entries of these runs alone, named by their optimizers."""
         by_id = {run.run_id: run for run in runs}
         entries = entries_of(runs, by_id, [])
-        for entry in entries:
-            entry.name = entry.opt
         return cls(entries, entries, by_id, tables)
 
     @property
@@ -81,12 +79,9 @@ class Collected:
 
     def excluded(self, problem: Problem) -> dict[str, str]:
         """Optimizers without a row on a problem, since their study has no winner, and why."""
-        rows, reasons = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}, {}
-        for study, why in self.unranked:
-            run = next(iter(self.trial_runs(study)), None)
-            if study.winner is None and run and problem_key(run) == problem.key and bare(study.opt) not in rows:
-                reasons[bare(study.opt)] = why
-        return reasons
+        rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
+        none = [(bare(study.opt), why, self.trial_runs(study)) for study, why in self.unranked if study.winner is None]
+        return {opt: why for opt, why, runs in none if opt not in rows and runs and problem_key(runs[0]) == problem.key}
 
     def reference_of(self, problem: Problem) -> Entry | None:
         """The entry that a problem's others are compared with, preferring tuned to default to by hand.
@@ -108,12 +103,12 @@ class Collected:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
 
-    def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
-        """The tables of a group's runs by seed; none of a run whose tables are damaged, which is noted."""
+    def read(self, group: Group, wanted: str) -> dict[Seed, Mapping[str, Columns]]:
+        """Columns that match in the tables of a group's runs, by seed; none if tables are damaged, which is noted."""
         tables: dict[Seed, Mapping[str, Columns]] = {}
         for seed, run in group.runs.items():
             try:
-                tables[seed] = self.tables(run.run_id)
+                tables[seed] = self.tables(run.run_id, wanted)
             except UserError as error:
                 tables[seed] = {}
                 self.damaged.append(str(error))
@@ -168,7 +163,11 @@ def collect(
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
         entry.excluded = capped(entry.study, by_id) if entry.study else 0
-    notes = _cut_studies(runs, entries, stores.studies)
+    used = {run.run_id for entry in entries for run in entry.runs.values()}
+    tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
+    left = [run for run in runs if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
+    cut = Counter(study for run in left if run.run_id not in used and (study := planned_study(run)) is not None)
+    notes = [f"the study {name} has not ended: {counted(n, 'run')} left out" for name, n in sorted(cut.items())]
     chosen = [entry for entry in entries if entry.runs] if settings == "all" else _chosen(entries, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
@@ -180,7 +179,8 @@ def collect(
     for group in _by_problem(chosen).values():
         count = Counter(entry.opt for entry in group)
         for entry in group:
-            entry.name = f"{entry.opt} ({differing(entry, group)})" if count[entry.opt] > 1 else entry.opt
+            if count[entry.opt] > 1:
+                entry.name = f"{entry.opt} ({differing(entry, group)})"
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     return Collected(shown, chosen, by_id, stores.tables, reference, target, unranked, notes)
@@ -189,19 +189,6 @@ def collect(
 def capped(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
     """The number of trials that are excluded because a cap set nearly all of their steps."""
     return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in study.trials)
-
-
-def _cut_studies(runs: Iterable[RunResult], entries: Iterable[Entry], studies: Iterable[StudyRecord]) -> list[str]:
-    """A note on each study that has not ended."""
-    used = {run.run_id for entry in entries for run in entry.runs.values()}
-    tuned = {(bare(study.task), bare(study.opt)) for study in studies}
-    left = [
-        run
-        for run in runs
-        if run.run_id not in used and (bare(run.config["task"]), bare(run.config["opt"])) not in tuned
-    ]
-    cut = Counter(study for run in left if (study := planned_study(run)) is not None)
-    return [f"the study {name} has not ended: {counted(cut[name], 'run')} left out" for name in sorted(cut)]
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
@@ -219,16 +206,20 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
 
 def _filtered(runs: Iterable[RunResult], only: Mapping[str, str], stores: Stores) -> list[RunResult]:
     """The runs with these settings; versions of libraries do not filter reference results."""
-    if "status" in only:
-        raise UserError("--only status: comparisons always include diverged and stopped runs")
-    names = {name for run in stores.runs for name in facts(run)} - {"status"}
+    facts = {
+        run.run_id: settings_of(run.config)
+        | {f"versions.{name}": value for name, value in run.versions.items()}
+        | {"engine": run.engine, "machine": run.machine}
+        for run in stores.runs
+    }
+    names = {name for values in facts.values() for name in values}
     for name in only.keys() - names:
         raise unknown("setting of --only", name, sorted(names))
     free = {f"versions.{name}" for name in LIBRARIES}
     wanted = {name: _comparable(word) for name, word in only.items()}
 
     def has(run: RunResult) -> bool:
-        values, names = facts(run), wanted.keys() - (free if run.run_id in stores.shipped else ())
+        values, names = facts[run.run_id], wanted.keys() - (free if run.run_id in stores.shipped else ())
         return all(name in values and _comparable(values[name]) == wanted[name] for name in names)
 
     return [run for run in runs if has(run)]
@@ -241,12 +232,6 @@ def _comparable(value: Any) -> Any:
         return json.loads(f"[{text}]")
     except ValueError:
         return text
-
-
-def facts(run: RunResult) -> dict[str, Any]:
-    """Everything that can select a run, in dotted form."""
-    versions = {f"versions.{name}": value for name, value in run.versions.items()}
-    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
 
 
 def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
@@ -280,7 +265,7 @@ def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
         shown = f"at its {kind} settings"
         if kind == "tuned":
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
-            best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
+            left += len(best) - 1
         elif searched:
             best, left, shown = [_best_of(searched, seeds)], len(finished) - len(searched), "on its most common seeds"
             swept[problem].append(opt)
@@ -330,8 +315,8 @@ def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
             names = {what: entry.options.get(REST) if what == REST else entry.opt for what in OWN_VERSIONS}
             groups += [(what, f"optimizer {name}", [entry]) for what, name in names.items()]
         for what, subject, group in groups:
-            runs = [run for entry in group for run in entry.runs.values()]
-            runs = [run for run in runs if what not in LIBRARIES or run.run_id not in shipped]
+            free, every = shipped if what in LIBRARIES else (), [run for e in group for run in e.runs.values()]
+            runs = [run for run in every if run.run_id not in free]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
                 listed = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))

@@ -1,14 +1,13 @@
 """From runs to entries: an optimizer with its settings on a problem, with a run for each seed.
 
-A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of
-the data, metric and target. All of it is in the records: nothing here uses the code of tasks or optimizers, which is
-untrusted. An entry does not depend on the other entries.
+A problem is a task with all that must be equal for a comparison: options, budget, batch, precision, part of the data,
+metric and target. All of it is in the records: the code of tasks and optimizers is untrusted.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +20,8 @@ from bench.text import cell, comparable, word_of
 from optimizers.groups import REST
 from optimizers.plugins import bare
 
+FEW_SEEDS = 3
+"""Runs below which a row is provisional. Ours."""
 KINDS = ("tuned", "default", "by hand")
 LIBRARIES = ("torch", "lightning")
 VERSIONS = ("task", "task_package", "contents", *LIBRARIES)
@@ -56,17 +57,16 @@ class Entry(Group):
 
     problem: Problem
     opt: str
+    name: str  # the optimizer, with what distinguishes its settings if several are shown
     options: dict[str, Any]
     kind: str  # one of `KINDS`: the winner of a study, on fresh seeds; the defaults; or other settings
     default: bool  # whether these are the default settings, which may have won a study too
     source: str  # digest of a source that may change under one name and version
     studies: list[StudyRecord]  # those that it won, the largest first
     best_of: int = 0  # number of settings from which it was chosen on the shown seeds
-    others_tuned: list[str] = field(default_factory=list)  # further studies of the optimizer
     shipped: int = 0  # number of reference results
     excluded: int = 0  # number of tried settings that a cap excluded
     tuned_elsewhere: bool = False  # by a study that is not in these stores
-    name: str = ""
     conformance: str | None = None  # verdict of `bench check`: `pass`, or the names of failed checks
 
     @property
@@ -89,6 +89,33 @@ class Entry(Group):
         return "its cap sets the step, as in SGD with a fixed step" if is_sgd else None
 
     @property
+    def flags(self) -> list[str]:
+        """Its limitations."""
+        study, runs = self.study, self.runs.values()
+        free = LIBRARIES if self.shipped else ()
+        several = [what for what, versions in self.versions.items() if len(versions) > 1 and what not in free]
+        torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
+        share = f"{self.shipped} of {len(runs)} " * (self.shipped < len(runs))
+        every = {
+            f"{share}shipped (torch {torch}, {' and '.join(self.machines)})": self.shipped,
+            "provisional": len(runs) < FEW_SEEDS,
+            f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
+            f"cap excluded {self.excluded} settings": self.excluded,
+            "tuning not finished": study and study.missing,
+            "selected on these seeds": self.best_of,
+            "tuned elsewhere": self.tuned_elsewhere,
+            "these are the defaults": self.kind == "tuned" and self.default,
+            f"mixed versions of {' and '.join(several)}": several,
+            "not the whole task": any(run.part for run in runs),
+            "no schedule": any(run.unscheduled for run in runs),
+            "own average": any("averages" in run.traits for run in runs),
+            "stopped by time": any(run.status == "timeout" for run in runs),
+            "cap sets the step": is_capped(runs),
+            "saturated by one step": any(run.saturated_at is not None for run in runs),
+        }
+        return [flag for flag, holds in every.items() if holds]
+
+    @property
     def study(self) -> StudyRecord | None:
         """The study that it won, or None."""
         return self.studies[0] if self.studies else None
@@ -96,12 +123,9 @@ class Entry(Group):
     @cached_property
     def versions(self) -> dict[str, list[str]]:
         """Versions that affect the result, by component."""
-        names = [n for n in (*VERSIONS, *OWN_VERSIONS) if any(n in run.versions for run in self.runs.values())]
-        return {n: sorted({str(run.versions.get(n, "unknown")) for run in self.runs.values()}) for n in names}
-
-
-Place = tuple[str, str, str, str]
-"""Problem, optimizer, source and settings, as keys."""
+        every = [run.versions for run in self.runs.values()]
+        names = [name for name in (*VERSIONS, *OWN_VERSIONS) if any(name in of for of in every)]
+        return {name: sorted({str(of.get(name, "unknown")) for of in every}) for name in names}
 
 
 def entries_of(
@@ -109,12 +133,12 @@ def entries_of(
 ) -> list[Entry]:
     """All entries, without runs of trials and of unfinished studies, and others on the winner's tuning seeds."""
     trials = {run_id for study in studies for run_id in study.run_ids}
-    tuning_seeds, winners = defaultdict[str, set[int]](set), defaultdict[Place, list[StudyRecord]](list)
+    tuning_seeds, winners = defaultdict[str, set[int]](set), defaultdict[tuple[str, ...], list[StudyRecord]](list)
     for study in sorted(studies, key=lambda study: (-len(study.trials), study.name)):
         tuning_seeds[study.name] |= {*study.seeds}
         if (winner := by_id.get(study.winner or "")) is not None:
             winners[_place(winner)].append(study)
-    entries: dict[Place, Entry] = {}
+    entries: dict[tuple[str, ...], Entry] = {}
     for run in (run for run in runs if run.run_id not in trials):
         place, planned = _place(run), planned_study(run)
         won, seed = winners.get(place, []), run.config["seed"]
@@ -122,12 +146,12 @@ def entries_of(
         cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
         if cut or any(seed in study.seeds for study in won):
             continue
+        default = not any(name.startswith("opt.") for name in run.chosen)
         if (entry := entries.get(place)) is None:
-            default = not any(name.startswith("opt.") for name in run.chosen)
             kind = "tuned" if won else "default" if default else "by hand"
-            settings: dict[str, Any] = {"options": run.config["opt_options"], "kind": kind, "default": default}
-            entry = Entry(problem=_problem(run, place[0]), opt=place[1], source=place[2], studies=won, **settings)
-            entries[place] = entry
+            names: dict[str, Any] = {"opt": place[1], "name": place[1], "source": place[2]}
+            names |= {"problem": _problem(run, place[0]), "options": run.config["opt_options"]}
+            entries[place] = entry = Entry(**names, studies=won, kind=kind, default=default)
         stored = entry.runs.get(seed_of(run))
         if not run.finished:
             entry.others[run.status] += 1
@@ -146,7 +170,8 @@ def _standing(run: RunResult) -> list[Any]:
     return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
 
 
-def _place(run: RunResult) -> Place:
+def _place(run: RunResult) -> tuple[str, str, str, str]:
+    """Keys of its problem, optimizer, source and settings."""
     package = str(run.versions.get("opt_package"))
     source = package if "file" in package else ""  # a changed file is another optimizer
     return problem_key(run), bare(run.config["opt"]), source, _key(run.config["opt_options"])
@@ -178,26 +203,21 @@ def _problem(run: RunResult, key: str) -> Problem:
 def _distinguish(entries: Sequence[Entry]) -> None:
     """Add distinguishing words to problems with the same name, and give entries of a problem the same one."""
     problems = {entry.problem.key: entry.problem for entry in reversed(entries)}
-    renamed = {}
-    for key, problem in problems.items():
+    for entry in entries:
+        problem = problems[entry.problem.key]
         namesakes, words = [other for other in problems.values() if other.name == problem.name], [problem.name]
         for what in ("task", "metric", "mode", "target", "measures"):
             if len({getattr(other, what) for other in namesakes}) > 1:
                 words.append(f"{what} {cell(getattr(problem, what))}")
-        renamed[key] = replace(problem, name=", ".join(words))
-    for entry in entries:
-        entry.problem = renamed[entry.problem.key]
+        entry.problem = replace(problem, name=", ".join(words))
 
 
 def differing(entry: Entry, entries: Sequence[Entry]) -> str:
     """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
-    others = [other.options for other in entries if other.opt == entry.opt]
-    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # with the same rest
-    names = [
-        name
-        for name in dict.fromkeys(name for other in others for name in other)
-        if len({_key(o.get(name)) for o in (alike if name.startswith(f"{REST}.") else others)}) > 1
-    ]
-    words = [f"{name} {word_of(entry.options.get(name))}" for name in names]
-    words += [entry.source] * (len({other.source for other in entries if other.opt == entry.opt}) > 1)
-    return ", ".join(words)
+    others = [other for other in entries if other.opt == entry.opt]
+    words, alike = [], [other for other in others if other.options.get(REST) == entry.options.get(REST)]
+    for name in dict.fromkeys(name for other in others for name in other.options):
+        compared = alike if name.startswith(f"{REST}.") else others  # options of the same rest only
+        if len({_key(other.options.get(name)) for other in compared}) > 1:
+            words.append(f"{name} {word_of(entry.options.get(name))}")
+    return ", ".join(words + [entry.source] * (len({other.source for other in others}) > 1))

@@ -6,7 +6,6 @@ from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
 from bench.results.table import Table
@@ -37,7 +36,7 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of"
         f" {counted(len(runs), 'run')}, {_seeds(seeds)}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
-        "flags": ", ".join(flags(entry)) or "none",
+        "flags": ", ".join(entry.flags) or "none",
         "versions": ", ".join(f"{what} {' and '.join(known)}" for what, known in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }
@@ -68,12 +67,12 @@ def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
 
 def tried(study: StudyRecord) -> dict[str, str]:
     """The tried values of each searched setting: from the smallest to the largest number, or all words."""
-    ranges = {}
-    for axis in study.axes:
-        values = [trial["point"].get(axis) for trial in study.trials]
-        numbers, words = [v for v in values if is_number(v)], ", ".join(sorted({word_of(v) for v in values}))
-        ranges[axis] = f"{min(numbers):g} to {max(numbers):g}" if numbers else words
-    return ranges
+    points = {axis: [trial["point"].get(axis) for trial in study.trials] for axis in study.axes}
+    numbers = {axis: [value for value in values if is_number(value)] for axis, values in points.items()}
+    return {
+        axis: f"{min(of):g} to {max(of):g}" if of else ", ".join(sorted({word_of(value) for value in points[axis]}))
+        for axis, of in numbers.items()
+    }
 
 
 def _cost(runs: Sequence[RunResult]) -> str:
@@ -106,8 +105,6 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
         seed, order = run.config["seed"], run.config["data_seed"]
         seeds[fit_words(run), f" --data_seed {order}" * (order != seed)].append(seed)
     return [
-        f"{words} --seed {of_setting[0]}{more}"
-        if len(of_setting) == 1
-        else f"{words} --seeds {','.join(map(str, sorted(of_setting)))}{more}"
-        for (words, more), of_setting in seeds.items()
+        f"{words} --seed{'s' * (len(of) > 1)} {','.join(map(str, sorted(of)))}{more}"
+        for (words, more), of in seeds.items()
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Problem
 from bench.boards.quality import judged
-from bench.boards.shared import NAME, lost
+from bench.boards.shared import NAME
 from bench.results.render import text
 from bench.results.sequential import Comparison
 from bench.results.stats import Interval
@@ -46,7 +46,7 @@ def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
     for problem, entries in collected.problems.items():
         metric, verdicts, _ = judged(collected, problem)
         for entry in entries:
-            compared, mean = verdicts.of(entry), metric.mean(entry) or lost(entry)
+            compared, mean = verdicts.of(entry), metric.mean(entry) or entry.lost
             words = verdicts.values(entry, compared)["verdict"] or collected.no_reference(problem)
             effect = compared.effect if isinstance(compared, Comparison) else None
             scale = f"{verdicts.scale[0]}: {cell(effect)}" if effect is not None else ""
@@ -114,7 +114,7 @@ def _headline(collected: Collected, problem: Problem) -> str:
         return f"{best}; no verdicts, since {collected.no_reference(problem)}."
     others, names = [entry for entry in ordered if entry is not ref], defaultdict[str, list[str]](list)
     if others and all(entry.best_of for entry in others):
-        means = [f"{entry.name} {cell(metric.mean(entry) or lost(entry))}" for entry in ordered]
+        means = [f"{entry.name} {cell(metric.mean(entry) or entry.lost)}" for entry in ordered]
         return f"Best of a sweep, on the seeds that chose the settings, so there are no verdicts: {', '.join(means)}."
     for entry in others:
         compared, value, scale = verdicts.of(entry), "", "ratio" if verdicts.measure.log else "gain"

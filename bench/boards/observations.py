@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from bench.boards.entries import Entry
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Problem
 from bench.results import stats
 from bench.results.group import Seed
 from bench.results.stats import Array
@@ -24,7 +25,18 @@ SHOWN = {
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
 DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
+WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+|{DIRECTION.pattern}"
+"""Names of the columns that the board and the chart read."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
+
+
+def tables_of(collected: Collected, problem: Problem) -> dict[Entry, dict[Seed, Mapping[str, Columns]]]:
+    """The tables of each entry's runs, if some were observed, by seed."""
+    entries = {
+        entry: [run.config["trainer"].get("observe") for run in entry.runs.values()]
+        for entry in collected.problems[problem]
+    }
+    return {entry: collected.read(entry, WANTED) if any(every) else {} for entry, every in entries.items()}
 
 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:

@@ -10,8 +10,6 @@ from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 from bench.text import counted, spanned
 
-MOST_ROWS = 100
-"""Maximum number of rows of the grid of pairs. Ours."""
 _NOTE = (
     "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
     " also with optional stopping; a verdict therefore depends on the other rows"
@@ -27,7 +25,7 @@ def pairs(collected: Collected) -> Board:
 def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
     _, verdicts, floor = judged(collected, problem)
     refused, sound = dict[str, str](), list[Entry]()
-    for entry in verdicts.ordered(entries)[:MOST_ROWS]:
+    for entry in verdicts.ordered(entries):
         why = entry.refused or verdicts.obstacle(entry) or "selected on these seeds" * bool(entry.best_of)
         if why:
             refused[entry.name] = why
@@ -50,8 +48,6 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     ]
     number, seeds = len(sound) * (len(sound) - 1) // 2, max((len(entry.runs) for entry in sound), default=0)
     notes = [floor] if floor else []
-    if len(entries) > MOST_ROWS:
-        notes.append(f"the best {MOST_ROWS} of {len(entries)} rows; --opt chooses others")
     if number and least_wins(seeds, tests=number) > seeds:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
         which = "the pair" if number == 1 else f"any of {number} pairs"

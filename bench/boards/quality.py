@@ -7,7 +7,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
-from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, lost
+from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
 from bench.results.selection import above_infimum
@@ -43,7 +43,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         if why:
             silent[why].append(entry.name)
         rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
-            "final": metric.mean(entry) or lost(entry),
+            "final": metric.mean(entry) or entry.lost,
             "final_tuned": retuned,
             "best": at_best.mean(entry),
             "trials": len(entry.study.trials) if entry.study else None,
@@ -81,9 +81,6 @@ def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"tuning budgets differ (trials: {words}): `bench suite` makes them equal"
     if trials and untuned:
         yield f"not tuned, so at a disadvantage: {', '.join(untuned)}"
-    for entry in entries:
-        if entry.others_tuned:
-            yield f"{entry.name}: further studies, not shown: {', '.join(entry.others_tuned)}"
 
 
 def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:

@@ -2,7 +2,6 @@
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import lost
 from bench.results.group import Measure
 from bench.results.retuning import Ends, retuned_interval
 from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
@@ -25,7 +24,7 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
         return None, f"tuned for {study.metric}"
     fresh = [value for value in measure.values(entry) if value is not None]
     if len(fresh) < len(entry.runs):
-        return lost(entry), None
+        return entry.lost, None
     if len(study.seeds) < 2:
         return None, "one tuning seed"
     trials = _trials(collected, study, measure)

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.boards.entries import LIBRARIES, Entry
-from bench.results.group import Group, Measure
-from bench.results.selection import is_capped
+from bench.boards.entries import Entry
+from bench.results.group import Measure
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice
 from bench.results.table import Column, Table
 from bench.text import counted, spanned
 
-FEW_SEEDS = 3
-"""Runs below which a row is provisional, and lines have no bands. Ours."""
 COLORS = {"better": "green", "worse": "red"}
 """Of verdicts on a terminal."""
 VERDICTS = (
@@ -46,39 +43,12 @@ def board_table(
     def cells(entry: Entry) -> dict[str, Any]:
         shared = {"opt": entry.name, "settings": entry.settings, "task": entry.problem.task}
         shared |= {"problem": entry.problem.name, "options": entry.options, "n": len(entry.runs)}
-        shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": flags(entry)}
+        shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": entry.flags}
         shared |= {"versions": entry.versions, "machines": entry.machines}
         return shared | {"run_ids": sorted(run.run_id for run in entry.runs.values())} | rows[entry]
 
     shown = [NAME, Column("settings", "settings", _KINDS), *columns, *_ENDS]
     return Table(title, shown, [*map(cells, rows)], [*notes])
-
-
-def flags(entry: Entry) -> list[str]:
-    """Limitations of an entry."""
-    study, runs = entry.study, entry.runs.values()
-    free = LIBRARIES if entry.shipped else ()
-    several = [what for what, versions in entry.versions.items() if len(versions) > 1 and what not in free]
-    torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
-    share = f"{entry.shipped} of {len(runs)} " * (entry.shipped < len(runs))
-    every = {
-        f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})": entry.shipped,
-        "provisional": len(runs) < FEW_SEEDS,
-        f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
-        f"cap excluded {entry.excluded} settings": entry.excluded,
-        "tuning not finished": study and study.missing,
-        "selected on these seeds": entry.best_of,
-        "tuned elsewhere": entry.tuned_elsewhere,
-        "these are the defaults": entry.kind == "tuned" and entry.default,
-        f"mixed versions of {' and '.join(several)}": several,
-        "not the whole task": any(run.part for run in runs),
-        "no schedule": any(run.unscheduled for run in runs),
-        "own average": any("averages" in run.traits for run in runs),
-        "stopped by time": any(run.status == "timeout" for run in runs),
-        "cap sets the step": is_capped(runs),
-        "saturated by one step": any(run.saturated_at is not None for run in runs),
-    }
-    return [flag for flag, holds in every.items() if holds]
 
 
 @dataclass(frozen=True)
@@ -142,8 +112,3 @@ class Verdicts:
             Column("effect", effect, effect_help),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
-
-
-def lost(group: Group) -> str:
-    """The reason why a group has no number, in words."""
-    return f"{group.diverged} of {len(group.runs)} diverged" if group.diverged else "a run without a value"

@@ -23,6 +23,7 @@ ALIGNED = 0.99
 """Cosine at which a direction counts as found. The papers give none; ours."""
 ALIGNMENTS = ("alignment", "align_W")
 """Columns with the cosine to the theory's direction: W_mm, or the planted head."""
+_WANTED = "loss|distance|alignment|align_W"
 EPS = float(np.finfo(np.float64).eps)
 _RATE = (
     "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap where known) is"
@@ -48,7 +49,7 @@ def theory(collected: Collected) -> Board:
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
     of = collected.reference_of(problem)
     every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
-    read = {e.runs[seed].run_id: tables for e in every for seed, tables in collected.read(e).items()}
+    read = {e.runs[seed].run_id: tables for e in every for seed, tables in collected.read(e, _WANTED).items()}
     columns_of = [tables.get("measurements", {}).keys() for tables in read.values()]
     column = next((name for name in ALIGNMENTS if any(name in columns for columns in columns_of)), None)
     facts = {run_id: _facts(collected.by_id[run_id], tables, column) for run_id, tables in read.items()}

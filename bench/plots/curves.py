@@ -1,6 +1,7 @@
 """Curves of stored runs against steps, epochs or seconds, and observations of training."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.boards.observations import NONE, SHOWN, over_heads
+from bench.boards.observations import NONE, SHOWN, over_heads, tables_of
 from bench.errors import UserError
 from bench.near import several
 from bench.plots.means import STEPS, Points, finite, held, mean_panel
@@ -37,13 +38,12 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
     The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`. `x` is a key of
     `X_AXES`. UserError if no run has this column.
     """
-    panels, known, loss = [], set[str](), column in ("loss", f"{EVALUATED}loss")
+    panels, loss = [], column in ("loss", f"{EVALUATED}loss")
     for problem, entries in collected.problems.items():
         lines = dict[str, list[Points | None]]()
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
-            runs, tables = [*entry.runs.values()], [*collected.read(entry).values()]
-            known = known.union(*(names_of(of_run, run.validations) for of_run, run in zip(tables, runs, strict=True)))
+            runs, tables = [*entry.runs.values()], [*collected.read(entry, re.escape(column)).values()]
             points = [points_of(of_run, column, run.validations) for of_run, run in zip(tables, runs, strict=True)]
             points = held(points, [run.status == "completed" for run in runs])
             for k, (line, run) in enumerate(zip(points, runs, strict=True)):
@@ -55,8 +55,13 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
         words, log_x = label(column) + GAP * above, problem.measures and x == "steps"
         panel = mean_panel(words, words, lines, facts, log_x=log_x, cut=EXPLODED if loss else math.inf)
         panels.append(of_problem(problem, panel if x == "steps" else _against(panel, x, entries)))
-    if column not in known and (known or column != "loss"):
-        raise no_column(column, known)
+    if not any(panel.lines for panel in panels):
+        known = set[str]()
+        for entry in collected.entries:
+            for seed, tables in collected.read(entry, ".*").items():
+                known |= names_of(tables, entry.runs[seed].validations)
+        if column not in known and (known or column != "loss"):
+            raise no_column(column, known)
     return figure(collected, panels)
 
 
@@ -135,8 +140,8 @@ def of_problem(problem: Problem, panel: Panel) -> Panel:
 def attention(collected: Collected) -> Figure:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
     panels = []
-    for problem, entries in collected.problems.items():
-        tables = {entry.name: [*collected.read(entry).values()] for entry in entries}
+    for problem in collected.problems:
+        tables = {entry.name: [*runs.values()] for entry, runs in tables_of(collected, problem).items()}
         for name, words in SHOWN.items():
             measured = {row: [over_heads(run, name) for run in runs] for row, runs in tables.items()}
             lines = {row: [line and finite(*line) for line in runs] for row, runs in measured.items() if any(runs)}

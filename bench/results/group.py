@@ -47,6 +47,11 @@ class Group:
         """Number of runs that diverged."""
         return self.statuses.get("diverged", 0)
 
+    @property
+    def lost(self) -> str:
+        """The reason why it has no number, in words."""
+        return f"{self.diverged} of {len(self.runs)} diverged" if self.diverged else "a run without a value"
+
     @cached_property
     def machines(self) -> list[str]:
         """Types of machine; seconds are comparable only within one."""

@@ -208,9 +208,8 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
         return MedianTime(late[(n - 1) // 2], *bounds, last)
-    from scipy.stats import CensoredData, ecdf  # takes half a second to import
-
-    censored = [min(end, last) for time, end in zip(reached, ended, strict=True) if time is None]
-    survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
-    reached_half = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
-    return MedianTime(float(survival.quantiles[reached_half[0]]) if reached_half.size else math.inf, *bounds, last)
+    at, events = np.unique([time for time in reached if time is not None], return_counts=True)
+    observed = np.array([min(end, last) if time is None else time for time, end in zip(reached, ended, strict=True)])
+    at_risk = (observed >= at[:, None]).sum(1)
+    half = at[np.cumprod((at_risk - events) / at_risk) <= 0.5 + 1e-12]
+    return MedianTime(float(half[0]) if half.size else math.inf, *bounds, last)

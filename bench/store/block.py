@@ -127,10 +127,13 @@ class Block:
         """The folder with its records and tables."""
         return self.folder / DONE if self.done else self.folder
 
-    def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name, also if the block has finished since it was read; `Damaged` if one is not whole."""
+    def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
+        """A run's tables by name, also if the block has finished since it was read; `Damaged` if one is not whole.
+
+        Of finished blocks, only the columns whose names match the regular expression are read, and `step`.
+        """
         if self.done:
-            tables = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
+            tables = {name: read_parquet(self.at / f"{name}.parquet", run_id, wanted) for name in TABLES}
             steps, rows = self.runs[run_id].steps, len(tables["curve"].get("step", ()))
             if rows != steps and not self.runs[run_id].thinned:
                 raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {steps} steps")
@@ -140,7 +143,7 @@ class Block:
         except (Damaged, FileNotFoundError) as damage:  # or a part has just been removed
             rows_of, error = {}, damage
         if is_there(self.folder / DONE / RUNS) and (block := read_block(self.folder)):
-            return block.tables(run_id)
+            return block.tables(run_id, wanted)
         if isinstance(error, Damaged):
             raise error
         return {name: rows.of(list(self.runs).index(run_id)) for name, rows in rows_of.items()}

@@ -68,10 +68,10 @@ class Store:
         block = self.find_all([run_id]).get(run_id)
         return block.folder if block else self.folder / run_id
 
-    def tables(self, run_id: str) -> dict[str, Columns]:
-        """The run's tables by name; none for a missing run, UserError if one is damaged."""
+    def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
+        """The run's tables by name (`Block.tables`); none for a missing run, UserError if one is damaged."""
         block = self.find_all([run_id]).get(run_id)
-        return tables_of(block, run_id) if block else {}
+        return tables_of(block, run_id, wanted) if block else {}
 
     def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
         """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
@@ -91,10 +91,10 @@ class Store:
         return BlockWriter(self.folder, runs, resume=resume, again=again)
 
 
-def tables_of(block: Block, run_id: str) -> dict[str, Columns]:
+def tables_of(block: Block, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
     """See `Store.tables`."""
     try:
-        return block.tables(run_id)
+        return block.tables(run_id, wanted)
     except Damaged as error:
         advice = "copy the folder again from its source, or delete it and train again"
         raise UserError(f"cannot read the tables of run {run_id}: {error}; {advice}") from None

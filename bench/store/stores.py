@@ -92,9 +92,9 @@ class Stores:
                     hint = f"did you mean {near!r}?" if near else f"there are runs of {', '.join(known) or 'none'}"
                     raise UserError(f"no runs of the {kind} {name!r} in {self.shown}; {hint}")
 
-    def tables(self, run_id: str) -> dict[str, Columns]:
+    def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
         """See `Store.tables`."""
-        return tables_of(self.blocks[run_id], run_id)
+        return tables_of(self.blocks[run_id], run_id, wanted)
 
     def place(self, run_id: str) -> Path:
         """The folder of the block from which a run is read."""

@@ -6,6 +6,7 @@ rows of each run: run_id, step, values, sorted by run and step.
 """
 
 import math
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -137,28 +138,36 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
         pq.write_table(pa.concat_tables(rows, promote_options="default"), temporary, **options)
 
 
-def read_parquet(path: Path, run_id: str) -> Columns:
-    """A run's rows of a finished table; empty if there is none. `Damaged` if it cannot be read."""
+def read_parquet(path: Path, run_id: str, wanted: str) -> Columns:
+    """A run's rows of a finished table, of `step` and the columns that match; empty if there is none.
+
+    `Damaged` if it cannot be read.
+    """
     if not is_there(path):
         return {}
     state = path.stat()
-    table = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
-    rows = table.indices.get(run_id, slice(0))
-    return {name: table.obj[name].to_numpy()[rows] for name in table.obj.columns[1:]}
+    names, values, rows = _read(path, wanted, state.st_ino, state.st_size, state.st_mtime_ns)
+    return dict(zip(names, values[:, rows.get(run_id, [])], strict=True))
 
 
 @lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
-def _read(path: Path, version: tuple[int, ...]) -> Any:
-    """A table as a DataFrame that is grouped by run."""
+def _read(path: Path, wanted: str, *version: int) -> "tuple[list[str], NDArray[np.float64], Any]":
+    """The names and values, shape (columns, rows), of a table, and the indices of the rows of each run."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            frame = file.read(use_threads=False).to_pandas()
-        names = list(frame.columns)
-        if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
-            raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
-        return frame.astype(dict.fromkeys(names[1:], "float64")).groupby("run_id", sort=False)
+            run_id, *names = file.schema_arrow.names
+            if [run_id, *names[:1]] != ["run_id", "step"] or (path.stem == "curve" and (*names,) != CURVE_FIELDS):
+                raise Damaged(path, f"its columns are {', '.join([run_id, *names])[:200]}")
+            names = ["step", *(name for name in names[1:] if re.fullmatch(wanted, name))]
+            table = file.read([run_id, *names], use_threads=False)
+        runs = table[run_id].combine_chunks().dictionary_encode()
+        places = runs.indices.to_numpy()
+        parts = np.split(np.argsort(places, kind="stable"), np.cumsum(np.bincount(places))[:-1])
+        rows = dict(zip(runs.dictionary.to_pylist(), parts, strict=False))  # no runs have one part
+        return names, np.array([table[name].to_numpy() for name in names], np.float64), rows
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
