@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bench.check.catalogue import catalogue
+from bench.check import catalogue
 from optimizers import OptimizerSpec, Traits, global_norm, run_closure
 from optimizers.step_size import safe_divide
 

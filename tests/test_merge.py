@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.check.report import Report, Verdict, write_verdict
+from bench.check import catalogue
+from bench.check.run import report_of, verdict_of, write
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
@@ -147,9 +148,8 @@ def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path):
 
 def test_reports_of_checks_are_merged(cli, tmp_path):
     source, dest = tmp_path / "source", tmp_path / "dest"
-    for opt in ("adam", "sgd"):
-        write_verdict(source, Report(opt, verdicts=(Verdict("groups", "pass"),)))
-    write_verdict(dest, Report("sgd", verdicts=(Verdict("groups", "fail"),)))
+    for store, opt, word in ((source, "adam", "pass"), (source, "sgd", "pass"), (dest, "sgd", "fail")):
+        write(store, report_of(opt, {}, [verdict_of(catalogue()["groups"], {"verdict": word})]))
     answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (0, "0 runs copied, 0 already there, 0 skipped; 1 record of checks copied\n")
     assert {c.name: c.serious for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}

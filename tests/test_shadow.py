@@ -153,7 +153,7 @@ def test_the_conformance_kit_finds_the_suite(here: Path, opt: str) -> None:
 def test_the_conformance_kit_finds_the_suite_where_a_test_has_the_folder_on_its_path(here: Path) -> None:
     code = (
         "import sys; sys.path.pop(0); import bench.check.run as run, optimizers, tasks; sys.path.insert(0, '.');"
-        " print(*run.reports([run.request_of('ngd', quick=True)]))"
+        " print(run.report_on('ngd', quick=True))"
     )
     started(sys.executable, "-c", code)
 

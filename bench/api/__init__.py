@@ -360,8 +360,6 @@ def check(
     optimizer: p.Opt | None = None,
     *,
     task: str | None = None,
-    matrix: p.Names | None = None,
-    out: Sequence[p.Place] | p.Place | None = None,
     only: p.Names | None = None,
     reference: str | None = None,
     quick: bool = False,
@@ -376,9 +374,6 @@ def check(
     Args:
         optimizer: an optimizer of `bench list optimizers`, module:Class or file.py:Class.
         task: check this task instead.
-        matrix: check many optimizers, one row of a table each: a module (torch.optim) or file for all of its classes,
-            module:Class, or a name; write muon: for a module with an optimizer's name.
-        out: file of the matrix: .html, .md or .json (default: Markdown on standard output); may be given several times.
         only: only these checks: A,B.
         reference: another optimizer, whose steps its own must equal.
         quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
@@ -390,11 +385,9 @@ def check(
 
     call = Call(more)
     name = optimizer if optimizer is None else name_of(optimizer)
-    files = [Path(path) for path in ([out] if isinstance(out, str | Path) else out or [])]
     return checking.check(
-        name, task, a.names_of("matrix", matrix), files, a.names_of("only", only), reference, call.words, call.places,
-        quick=quick, limit=limit,
-    )  # fmt: skip
+        name, task, a.names_of("only", only), reference, call.words, call.places, quick=quick, limit=limit
+    )
 
 
 @public

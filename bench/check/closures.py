@@ -1,6 +1,5 @@
 """Checks of `step(closure)`: what it returns, the global state that it must leave alone, and its cost."""
 
-import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, STEPS, Fault, at_most, equal, generators, gradients, values
+from bench.check import group
+from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, equal, generators, values
 from bench.check.subject import Subject
 from optimizers.step_size import once_known
 
@@ -90,20 +89,13 @@ def check_closure_gradients(optimizer: Subject) -> None:
 
 
 def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
-    """The constructor, and then many steps with small gradients, as functions to call."""
-    params = [nn.Parameter(t) for t in gradients([(3, 2), (2, 1) if optimizer.matrices else (2,)], 4)]
-    instances = list[Any]()
-    yield lambda: instances.append(optimizer.make(params, seeded=None))
-    if optimizer.spec.traits.create_graph:
-        stepper = optimizer.stepper()
-        for _ in range(STEPS):
-            stepper.backward()
-            yield lambda: stepper.optimizer.step(lambda: torch.tensor(0.5))
-        return
-    for step in range(110):  # what happens every tenth or fiftieth step has happened
-        for p, grad in zip(params, gradients([p.shape for p in params], step), strict=True):
-            p.grad = 0.01 * grad
-        yield lambda: instances[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
+    """The constructor, and then many steps, as functions to call."""
+    model, instances = optimizer.attention(), list[Any]()
+    yield lambda: instances.append(optimizer.make(list(model.parameters()), seeded=None))
+    stepper = Stepper(optimizer.spec, model, instances[0])
+    for _ in range(110):  # what happens every tenth or fiftieth step has happened
+        loss = stepper.backward()
+        yield lambda loss=loss: stepper.optimizer.step(lambda: loss)
 
 
 _SETTINGS: dict[str, Callable[[], Any]] = {
@@ -112,10 +104,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "whether gradients are enabled": torch.is_grad_enabled,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "the precision of float32 matmul": torch.get_float32_matmul_precision,
-    "torch's default device": torch.get_default_device,
-    "anomaly detection": torch.is_anomaly_enabled,
     "numpy's handling of errors": np.geterr,
-    "whether garbage is collected": gc.isenabled,
 }
 
 
@@ -153,11 +142,6 @@ def check_globals(optimizer: Subject) -> str:
     return drawn
 
 
-def _kernels(optimizer: Subject) -> list[dict[str, Any]]:
-    """Further arguments of the constructor: none, and those for the kernels of a GPU, if it takes them."""
-    return [{}, {"foreach": True}] if "foreach" in optimizer.hparams and not optimizer.hparams.get("fused") else [{}]
-
-
 @group("costs speed")
 def check_syncs(optimizer: Subject) -> None:
     """A step never synchronises with the GPU: no .item(), float(), bool() or nonzero() of GPU tensors.
@@ -166,7 +150,8 @@ def check_syncs(optimizer: Subject) -> None:
     keep norms, losses and step sizes as 0-dim tensors on the parameters' device, use torch.where and clamp, not if.
     """
     optimizer.refuse_graph()
-    for arguments in _kernels(optimizer):
+    has_foreach = "foreach" in optimizer.hparams and not optimizer.hparams.get("fused")  # the default of a GPU
+    for arguments in [{}, {"foreach": True}] if has_foreach else [{}]:
         params = [nn.Parameter(p.detach().to("meta")) for p in optimizer.attention().parameters()]
         instance = optimizer.make(params, **arguments)
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +33,7 @@ class Subject:
     """The checked optimizer, in any of the forms that `bench.check.parametrize_with_checks` takes.
 
     Hyperparameters are `given` as words or values; those of the method for the rest are left out. `reference` is an
-    optimizer (default: that of the spec), `limit` the seconds that one check may take.
+    optimizer (default: that of the spec).
 
     Attributes:
         arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
@@ -44,10 +45,8 @@ class Subject:
         UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
     """
 
-    def __init__(
-        self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None, *, limit: float = 30.0
-    ) -> None:
-        self.limit, given = limit, dict(given or {})
+    def __init__(self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None) -> None:
+        given = dict(given or {})
         if isinstance(target, functools.partial):
             target, given = target.func, {**target.keywords, **given}
         self.spec = spec = spec_of(target)
@@ -75,9 +74,6 @@ class Subject:
                 return
         self.by_role = False
 
-    def __repr__(self) -> str:
-        return f"<{self.spec.name}>"
-
     def _steps(self, *shapes: tuple[int, ...]) -> bool:
         """Whether it steps on parameters of these shapes."""
         params = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in shapes]
@@ -93,7 +89,7 @@ class Subject:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether its steps draw random numbers from the global generators, or it holds a generator."""
+        """Whether its steps draw from the global generators, or it holds a generator."""
         stepper = self.stepper().run(2)
         states = generators()
         seed(1)  # as the second step did
@@ -125,19 +121,16 @@ class Subject:
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
         if self.by_role or takes_names(self.spec.cls):
-            groups = params = list(params)
-            if not isinstance(params[0], dict):
-                groups = [{"params": params}]
-                params = [(f"weight_{i}", p) for i, p in enumerate(params)]
-            elif not self.by_role:
+            params = list(params)
+            groups = params if isinstance(params[0], dict) else [{"params": params}]
+            if not self.by_role and groups is params:
                 pytest.skip("it takes all parameters by name and no groups")
+            params = [(f"weight_{i}", p) for i, p in enumerate(groups[0]["params"])]
             if self.by_role:
-                parts = [
-                    (g, flag, [p for p in g["params"] if (p.ndim == 2) is flag])
-                    for flag in (True, False)
-                    for g in groups
-                ]
-                params = [{**g, "params": members, "use_muon": flag} for g, flag, members in parts if members]
+                halves = itertools.product((True, False), groups)
+                roles = [{**g, "params": [p for p in g["params"] if (p.ndim == 2) is flag], "use_muon": flag}
+                         for flag, g in halves]  # fmt: skip
+                params = [group for group in roles if group["params"]]
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(params, **{**self.arguments, **more}))
@@ -187,12 +180,7 @@ def _other_values(value: float) -> list[Any]:
 
 
 def spec_of(target: Any) -> OptimizerSpec:
-    """The spec of an optimizer in any form but a partial.
-
-    Raises:
-        UserError: there is no such optimizer.
-        PluginError: it cannot be imported, or is no optimizer.
-    """
+    """The spec of an optimizer in any form but a partial (UserError, PluginError)."""
     if isinstance(target, OptimizerSpec):
         return target
     if isinstance(target, str):

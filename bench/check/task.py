@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from bench.check.catalogue import group
+from bench.check import group
 from bench.check.steps import ROUNDING, Fault, at_most, equal, gap, values
 from bench.config.run_config import RunConfig, resolve
 from bench.lanes.runs import make_lanes
@@ -191,6 +191,8 @@ def lanes_gap(task: TaskSubject, lanes: Sequence[Mapping[str, Any]]) -> float:
     for seed in (0, 1):
         for i, lane in enumerate(lanes):
             alone = task.run({**lane, "seed": seed})
+            if equal(alone.weights, alone.start):
+                raise Fault(f"{STEPS} steps of a single run never move a parameter")
             weights = [together.weights[name][seed, i] for name in together.trained]
             worst = max(worst, gap(weights, alone.weights, alone.start))
     return worst

@@ -115,7 +115,7 @@ def study_path(store: Path, name: str) -> Path:
 
 @with_config(_STRICT)
 class CheckVerdict(TypedDict):
-    """Result of one check (`bench.check.report.Verdict`), with what its check means."""
+    """Result of one check (`bench.check.run.verdict_of`), with what its check means."""
 
     check: Name
     verdict: Literal["pass", "fail", "not applicable", "error"]
@@ -130,7 +130,7 @@ class CheckVerdict(TypedDict):
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """The record of `bench check` in a store: `bench.check.report.Report.as_json`."""
+    """The record of `bench check` in a store: `bench.check.run.report_on`."""
 
     __pydantic_config__ = _STRICT
     folder: ClassVar[str] = CHECKS
