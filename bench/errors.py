@@ -26,11 +26,7 @@ class RunFailed(UserError):
 
 
 class RunBroke(RunFailed):
-    """The code of a plug-in failed in a run; other runs may still be trained.
-
-    Attributes:
-        runs: why runs failed, by id, if several were requested.
-    """
+    """The code of a plug-in failed in a run; `runs` says why runs failed, by id, if several were requested."""
 
     runs: Mapping[str, str] = MappingProxyType({})
 
@@ -73,12 +69,10 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
 
 def described(error: BaseException) -> str:
     """An exception in one line, with the last place outside the suite and torch."""
-    frames = traceback.extract_tb(error.__traceback__)
     suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
-    outside = [frame for frame in frames if not frame.filename.startswith(suite) and torch not in frame.filename]
-    place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{place}"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    places = [place for place in frames if not place[0].startswith(suite) and torch not in place[0]]
+    return first_line(error)[:350] + "".join(f" ({file}, line {line})" for file, line in places[-1:])
 
 
 def first_line(error: BaseException) -> str:
@@ -86,9 +80,8 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
 
 
-def was_interrupted(error: BaseException) -> bool:
+def was_interrupted(error: BaseException | None) -> bool:
     """Whether a KeyboardInterrupt caused the error: a library may fail when one passes through it."""
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    earlier = error.__cause__ or error.__context__
-    return earlier is not None and was_interrupted(earlier)
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or was_interrupted(error.__cause__ or error.__context__)
+    )

@@ -4,8 +4,8 @@ import html
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -35,16 +35,10 @@ class Shown:
 
 @dataclass(frozen=True, repr=False)
 class Answer(Shown):
-    """A result without methods of its own.
+    """A result without methods of its own: its data (strict JSON, or a function that returns it), and text."""
 
-    Attributes:
-        data: as strict JSON, or a function that returns it.
-        lines: the same as text.
-        code: exit code of the command that prints it.
-    """
-
-    data: Any = field(repr=False)
-    lines: Sequence[str] = field(repr=False)
+    data: Any
+    lines: Sequence[str]
     code: int = 0
 
     if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
@@ -84,8 +78,6 @@ def existing_stores(folders: Sequence[Path]) -> list[Path]:
 
 def format_of(out: Path, formats: Container[str]) -> str:
     """The format of a file of tables, by its ending."""
-    if out.is_dir():
-        raise UserError(f"-o {out}: it is a folder; name a file")
     ending = out.suffix.lower()
     if ending in ("", ".txt") or (out.exists() and not out.is_file()):
         return "table"
@@ -106,43 +98,22 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
         sys.stdout.buffer.writelines(encoded)
         return
     if out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder; name a file with -o")
-    try:
-        if out.exists() and not out.is_file():
-            with out.open("wb") as file:
-                file.writelines(encoded)
-        else:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(out.resolve()) as temporary, temporary.open("wb") as file:
-                file.writelines(encoded)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another place with -o") from None
+        raise UserError(f"-o {out}: it is a folder; name a file")
+    with writing(out, "-o FILE"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        is_device = out.exists() and not out.is_file()
+        with nullcontext(out) if is_device else replacing(out.resolve()) as path, path.open("wb") as file:
+            file.writelines(encoded)
     say(f"written to {out}")
 
 
-def remark(kind: str, text: object) -> None:
-    """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
-    line = f"bench: {kind}: {clean(str(text))}"
-    if kind == "note":
-        say(line)
-    else:
-        print(line, file=sys.stderr)
-
-
-def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
-    """Warn of files that cannot be read, `damaged` and in stores, and of runs stored twice; exit code 1 if any."""
-    lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
-    for what in lines:
-        remark("warning", f"{what}; it is ignored")
-    for run_id in stores.conflicts:
-        remark("warning", f"{run_id} is stored several times with different results; one of them is used")
-    return int(bool(lines))
-
-
-def note(text: str | None) -> None:
-    """Print the text, if any, on standard error."""
-    if text is not None:
-        say(clean(f"bench: {text}"))
+@contextmanager
+def writing(place: Path, option: str = "--out DIR") -> Iterator[None]:
+    """Turn disk errors while a place is written into one line for the user, which names the option."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another with {option}") from None
 
 
 def check_output(folder: Path) -> None:
@@ -153,10 +124,24 @@ def check_output(folder: Path) -> None:
         pass
 
 
-@contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Turn disk errors while a place is written into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another with --out DIR") from None
+def remark(kind: str, text: object) -> None:
+    """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
+    if kind == "note":
+        note(f"note: {text}")
+    else:
+        print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Print the text on standard error, unless progress is off."""
+    say(clean(f"bench: {text}"))
+
+
+def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
+    """Warn of files that cannot be read, `damaged` and in stores, and of runs stored twice; exit code 1 if any."""
+    lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
+    for what in lines:
+        remark("warning", f"{what}; it is ignored")
+    for run_id in stores.conflicts:
+        remark("warning", f"{run_id} is stored several times with different results; one of them is used")
+    return int(bool(lines))

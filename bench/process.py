@@ -7,7 +7,6 @@ Code that starts a process of the suite uses `bench_command` or `python_command`
 
 import atexit
 import gc
-import io
 import os
 import signal
 import sys
@@ -72,40 +71,30 @@ def as_options(values: Mapping[str, object]) -> list[str]:
 
 
 def begin() -> None:
-    """Collect garbage rarely until `ready` is called: importing torch and Lightning takes a seventh less time."""
+    """Prepare the process; until `ready`, garbage is seldom collected: imports of torch take a seventh less time.
+
+    SIGTERM interrupts as Ctrl-C does, unless there are other handlers.
+    """
     global _usual
     shield()
-    handle_signals()
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) == usual:
+            signal.signal(number, interrupt)
     _usual = gc.get_threshold()
     gc.set_threshold(_SELDOM, *_usual[1:])
     atexit.register(_leave)  # the first one registered is called last
 
 
-def handle_signals() -> None:
-    """Let SIGTERM interrupt as Ctrl-C does, and let both end this process during imports; keep other handlers."""
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-        if signal.getsignal(number) == usual:
-            signal.signal(number, interrupt)
-
-
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """The signal handler outside of training, where `bench.train.stop` has its own.
+    """The signal handler outside of training, where `bench.train.stop` has its own: a KeyboardInterrupt.
 
     An interrupted import leaves half a module, and libraries catch whatever it raises; so it ends the process.
-
-    Raises:
-        KeyboardInterrupt: this is not during an import.
     """
     if importing(frame):
-        end_interrupted()
+        with suppress(OSError):  # whoever read it may have ended
+            os.write(2, b"bench: interrupted\n")
+        os._exit(130)
     raise KeyboardInterrupt
-
-
-def end_interrupted() -> NoReturn:
-    """End this process at once, as one that Ctrl-C stopped."""
-    with suppress(OSError):  # whoever read it may have ended
-        os.write(2, b"bench: interrupted\n")
-    os._exit(130)
 
 
 def importing(frame: FrameType | None) -> bool:
@@ -127,20 +116,10 @@ def ready() -> None:
         gc.set_threshold(*_usual)
 
 
-def flush_files() -> None:
-    """Write what is buffered for open text files: Python does not close those of modules that it still refers to."""
-    gc.unfreeze()
-    for file in gc.get_objects():
-        if issubclass(type(file), io.TextIOWrapper) and not file.closed:  # isinstance would wake torch's proxies
-            with suppress(OSError, ValueError):
-                file.flush()
-
-
 def end(code: int) -> NoReturn:
-    """Exit with this code after threads have ended and functions registered with `atexit` since `begin` have run.
+    """Exit after threads and functions of `atexit`, but without Python's teardown of modules, which takes a second.
 
-    It skips Python's teardown of modules, which takes about a second. That would also close open files, and C would
-    flush its own, so this is not for a process that runs plug-ins.
+    That teardown would also close open files, so this is not for a process that runs plug-ins.
     """
     global _code
     _code = code

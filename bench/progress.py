@@ -1,16 +1,15 @@
-"""Progress display: one live line on a terminal, occasional lines elsewhere.
+"""Progress on standard error: lines that a terminal redraws (by rich), occasional lines elsewhere.
 
-`doing` reports what a process does while it starts. The active display receives it (`hearing`): the line of this
-terminal, the bar of a sweep, or, from a worker, its parent process.
+`doing` reports what a process does while it starts: on a line of this terminal, or, from a worker, to its parent
+process (`hearing`).
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from operator import gt, lt
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
@@ -19,27 +18,31 @@ from bench.text import counted
 if TYPE_CHECKING:
     from bench.store.record import RunResult
 
+REDRAW_SECONDS = 0.1
 _doing: list[str] = []
-_hearers: list[Callable[[str], object]] = []
+_hearers: list[Callable[[str], object]] = [lambda what: show_line("doing", what and f"{what} ...")]
 _silent = False
+_lines: dict[object, str] = {}
+_live: Any = None
+_lock = RLock()  # a thread receives reports of workers, another one draws
 
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Report what this process does within the context, such as `importing torch`; the innermost one counts."""
     _doing.append(what)
-    (_hearers[-1] if _hearers else _show)(what)
+    _hearers[-1](what)
     try:
         yield
     finally:
         _doing.pop()
-        (_hearers[-1] if _hearers else _show)(_doing[-1] if _doing else "")
+        _hearers[-1](_doing[-1] if _doing else "")
 
 
 @contextmanager
 def hearing(hear: Callable[[str], object]) -> Iterator[None]:
-    """Send the reports of `doing` to this function instead of the terminal's line; empty when one is over."""
-    _show("")
+    """Send the reports of `doing` to this function instead of the terminal; empty when one is over."""
+    _hearers[-1]("")
     _hearers.append(hear)
     try:
         yield
@@ -51,107 +54,101 @@ def hearing(hear: Callable[[str], object]) -> Iterator[None]:
 def silenced(quiet: bool) -> Iterator[None]:
     """Show neither progress nor notes within the context, if `quiet`."""
     global _silent
-    before = _silent
-    _silent = before or quiet
+    before, _silent = _silent, _silent or quiet
     try:
         yield
     finally:
         _silent = before
 
 
-def _show(what: str) -> None:
-    """Show the current activity on the line of this terminal."""
-    if is_main_process():
-        StatusLine().show(what and f"{what} ...")
+def on_terminal() -> bool:
+    """Whether progress is shown on a terminal."""
+    return not _silent and sys.stderr is not None and sys.stderr.isatty()
 
 
-def clock(seconds: float | None) -> str:
-    """A remaining time: `0:46`, `1:02:03`, or `-:--` if unknown."""
-    if seconds is None:
+def say(line: str) -> bool:
+    """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
+    if sys.stderr is None or _silent:
+        return False
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def show_line(owner: object, line: str = "") -> None:
+    """Show a line, or several, at the end of the terminal in place of the owner's last, which an empty line removes."""
+    global _live
+    if not on_terminal() or not is_main_process():
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with _lock, suppress(OSError, ValueError):
+        _lines[owner] = line  # in the place of the last
+        text = Text("\n".join(filter(None, _lines.values())), no_wrap=True, overflow="ellipsis")
+        if text and _live is None:
+            console = Console(stderr=True)
+            console.show_cursor = lambda show=True: False  # a killed process would leave it hidden
+            _live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+            _live.start()
+        if _live is not None:
+            _live.update(text, refresh=True)
+            if not text:
+                _live.stop()
+                _live = None
+                _lines.clear()
+
+
+def clock(seconds: float, done: float, left: float) -> str:
+    """The time for what is left, if so much took these seconds: `0:46`, `1:02:03`, or `-:--` if unknown."""
+    if done <= 0:
         return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(round(seconds * left / done), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def _bar() -> Any:
-    """A display of rich on standard error; each of its tasks is the line that its field `line` returns."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    class Line(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(task.fields["line"](task), no_wrap=True, overflow="ellipsis")
-
-    return Bar(Line(), console=Console(stderr=True))
-
-
 class Progress:
-    """Shows the progress of a run: step, remaining time, applied step size, loss, accuracy, epoch, steps per second.
-
-    Args:
-        total: optimizer steps of the run.
-        label: name of the run.
-        epoch: optimizer steps of an epoch; None if every step sees all samples.
-        enabled: whether to show anything.
-    """
+    """Shows the progress of a run of `total` steps; an `epoch` has so many, None if every step sees all samples."""
 
     def __init__(self, total: int, label: str, *, epoch: int | None = None, enabled: bool = True) -> None:
         self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
-        self._bar, self._shown, self._validated = None, 0.0, ""
-        self._values: list[str] = []
+        self._first, self._begun, self._drawn, self._live, self._validated = 0, 0.0, 0.0, False, ""
 
     def start(self, step: int) -> None:
         """Begin at this step."""
-        if self.enabled and on_terminal():
-            _show("")
-            self._bar = _bar()
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self.total, completed=step, line=self.line)
-
-    def line(self, task: Any) -> str:
-        """The line of a task of rich; a narrow terminal cuts its end."""
-        epoch = f"epoch {task.completed / self.epoch:.2f}/{self.total / self.epoch:.3g}" if self.epoch else ""
-        speed = "" if task.speed is None else f"{task.speed:,.3g} it/s"
-        ahead = f"step {task.completed:,}/{self.total:,}", f"ETA {clock(task.time_remaining)}"
-        return "  ".join(filter(None, [self.label, *ahead, *self._values, epoch, speed, self._validated]))
+        self._first, self._begun, self._live = step, time.monotonic(), self.enabled and on_terminal()
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
-        if self._bar is None or (time.monotonic() - self._shown < 0.1 and step < self.total):
+        now = time.monotonic()
+        if not self._live or (now - self._drawn < REDRAW_SECONDS and step < self.total):
             return
-        self._shown, share = time.monotonic(), accuracy()
-        self._values = [
-            f"step size {applied_step:.2g}",
-            f"loss {loss:.4g}",
-            "" if share is None else f"acc {share:.3f}",
-        ]
-        self._bar.update(self._task, completed=step)
+        self._drawn, seconds, steps, share = now, now - self._begun, step - self._first, accuracy()
+        parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {clock(seconds, steps, self.total - step)}"]
+        parts += [f"step size {applied_step:.2g}", f"loss {loss:.4g}"]
+        parts += [] if share is None else [f"acc {share:.3f}"]
+        parts += [f"epoch {step / self.epoch:.2f}/{self.total / self.epoch:.3g}"] if self.epoch else []
+        show_line(self, "  ".join([*parts, f"{steps / max(seconds, 1e-9):,.3g} it/s", self._validated]))
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show the result of an evaluation."""
-        text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._validated = f"{split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
-        if self.enabled and self._bar is None:
+        if self.enabled and not self._live:
+            text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Remove the line."""
+        show_line(self)
 
 
 class Advance(NamedTuple):
-    """Progress of a worker since its last report.
+    """Progress of a worker since its last report: steps, lanes in training and the share of their steps that is done.
 
-    Attributes:
-        steps: steps taken.
-        alive: lanes that still train.
-        share: their progress, from 0 to 1.
-        ended: ids of runs that have ended; several workers may report the same one.
-        best: value and name of the best run.
+    `ended` are ids of runs, which several workers may report; `best` are value and name of a run.
     """
 
     steps: int = 0
@@ -162,54 +159,40 @@ class Advance(NamedTuple):
 
 
 class SweepProgress:
-    """Shows the progress of many runs: trial-steps (steps of single runs), their rate, runs in training, best run.
+    """Shows how many runs have ended, the time left and the best value, in which smaller or larger (`mode`) is better.
 
-    A terminal shows a line for all, and below it, while they train, a line for each process.
-
-    Args:
-        label: name of the work.
-        mode: whether the metric is better when smaller (`min`) or larger (`max`).
-        enabled: whether to show anything.
+    A terminal also shows a line for each of several processes.
     """
 
     LINE_SECONDS = 10
 
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
         self.label, self.enabled, self.better = label, enabled, gt if mode == "max" else lt
-        self.steps, self.runs, self.processes = 0, 0, 1
-        self.best: tuple[float, str] | None = None
-        self._bar, self._last, self._begun = None, "", time.monotonic()
-        self._said = self._begun
-        self._lock = Lock()  # one thread receives reports of workers, another draws the lines
-        self._over: set[str] = set()
-        self._alive: dict[int, tuple[int, float]] = {}
-        self._doing: dict[int, str] = {}
+        self.steps, self.runs, self.best, self._last = 0, 0, None, ""
+        self._begun, self._drawn, self._workers, self._live = time.monotonic(), 0.0, 0, False
+        self._over, self._training, self._doing = set[str](), dict[int, tuple[int, float]](), dict[int, str]()
 
     @contextmanager
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
         """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
-        self.runs, self.processes = runs, processes
+        self.runs, self._workers, self._live = runs, processes * (processes > 1), self.enabled and on_terminal()
+        self._begun = self._drawn = time.monotonic()
         self._over.clear()
-        self._said = self._begun = time.monotonic()
-        if not self.enabled or not on_terminal():
+        try:
             yield
-            return
-        with hearing(lambda what: self.doing(0, what)), _bar() as bar:
-            self._bar, self._task = bar, bar.add_task("", total=runs, line=self.line)
-            slots = range(processes) if processes > 1 else ()
-            tasks = [bar.add_task("", total=None, line=partial(self.line_of_worker, slot)) for slot in slots]
-            try:
-                yield
-            finally:
-                self._bar = None
-                for task in tasks:
-                    bar.remove_task(task)
+        finally:
+            show_line(self)
+            self._live = False
 
     def say(self, line: str) -> None:
         """Show a line, unless it repeats the last one."""
         if self.enabled and line != self._last:
             self._last = line
             say(line)
+
+    def waiting(self, runs: int) -> None:
+        """Other processes train the last runs."""
+        self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
     def advance(
         self,
@@ -229,59 +212,47 @@ class SweepProgress:
                 best = value, opt if lr is None else f"{opt} lr {lr:g}"
         self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
 
-    def add(self, worker: int, advance: "Advance") -> None:
+    def add(self, worker: int, advance: Advance) -> None:
         """Add the progress of one of several workers."""
-        with self._lock:
-            if not self._alive and not advance.steps and not advance.ended:
+        with _lock:
+            if not self._training and not advance.steps and not advance.ended:
                 self._begun = time.monotonic()  # the time before was not training
             self.steps += advance.steps
             self._over.update(advance.ended)
-            self._alive[worker] = advance.alive, advance.share
+            self._training[worker] = advance.alive, advance.share
             self._doing.pop(worker, None)
             if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
                 self.best = advance.best
-            share = sum(lanes * done for lanes, done in self._alive.values())
-        if self._bar is not None:
-            self._bar.update(self._task, completed=len(self._over) + share)
-        elif self.enabled and time.monotonic() - self._said >= self.LINE_SECONDS:
-            self._said = time.monotonic()
-            parts = [f"{len(self._over)}/{self.runs} runs", *self._rate(), self._best()]
-            self.say(f"{self.label}  {', '.join(filter(None, parts))}")
-
-    def forget_workers(self) -> None:
-        """Forget what workers train, since one has died."""
-        with self._lock:
-            self._alive.clear()
+            self._draw()
 
     def doing(self, worker: int, what: str) -> None:
         """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
-        with self._lock:
+        with _lock:
             self._doing[worker] = what
+            self._draw()
 
-    def waiting(self, runs: int) -> None:
-        """Other processes train the last runs."""
-        self.say(f"waiting for {counted(runs, 'run')} of other processes")
+    def forget_workers(self) -> None:
+        """Forget what workers train, since one has died."""
+        self._training.clear()
 
-    def line(self, task: Any) -> str:
-        """Runs, remaining time, best run, activity and rate."""
-        doing = self._doing.get(0, "") if self.processes == 1 else ""
-        counts = f"{self.label}  {len(self._over)}/{self.runs} runs  ETA {clock(task.time_remaining)}"
-        return "  ".join(filter(None, [counts, self._best(), doing, *self._rate()]))
-
-    def line_of_worker(self, slot: int, _: Any) -> str:
-        """The activity of a process."""
-        lanes, done = self._alive.get(slot, (0, 0.0))
-        trains = f"{lanes} in training, {done:.0%}" if lanes else "waits"
-        return f"  {slot + 1}  {self._doing.get(slot) or trains}"
-
-    def _best(self) -> str:
-        return "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
-
-    def _rate(self) -> tuple[str, str]:
-        with self._lock:
-            alive = sum(lanes for lanes, _ in self._alive.values())
-        rate = self.steps / max(time.monotonic() - self._begun, 1e-9)
-        return f"{alive} in training", f"{rate:,.0f} trial-steps/s"
+    def _draw(self) -> None:
+        """Redraw the lines of a terminal, or print a line now and then."""
+        now = time.monotonic()
+        if not self.enabled or now - self._drawn < (REDRAW_SECONDS if self._live else self.LINE_SECONDS):
+            return
+        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share in self._training.values())
+        parts = [f"{self.label}  {len(self._over)}/{self.runs} runs"]
+        parts += [f"ETA {clock(now - self._begun, done, self.runs - done)}"]
+        parts += [] if self.best is None else [f"best {self.best[0]:.4g} ({self.best[1]})"]
+        if not self._live:
+            self.say("  ".join(parts))
+            return
+        lines = ["  ".join(parts)]
+        for worker in range(self._workers):
+            lanes, share = self._training.get(worker, (0, 0.0))
+            trains = f"{lanes} in training, {share:.0%}" if lanes else "waits"
+            lines.append(f"  {worker + 1}  {self._doing.get(worker) or trains}")
+        show_line(self, "\n".join(lines))
 
 
 class RunInPlan(Progress):
@@ -289,62 +260,24 @@ class RunInPlan(Progress):
 
     def __init__(self, view: SweepProgress) -> None:
         super().__init__(0, "", enabled=False)
-        self.view, self._step = view, 0
+        self.view = view
 
     def bar(self, total: int, label: str) -> Progress:
         """Itself, for a run of `total` steps, which may have restarted."""
-        self.total, self.label, self._shown = total, label, 0.0
+        self.total, self.label = total, label
         return self
 
     def start(self, step: int) -> None:
         """Report this step."""
-        self.view.advance(max(0, step - self._step), 1, [], step / max(self.total, 1))
-        self._step = step
+        self.view.advance(max(0, step - self._first), 1, [], step / max(self.total, 1))
+        self._first, self._drawn = step, time.monotonic()
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Report this step, unless the last report is recent."""
-        if time.monotonic() - self._shown >= 0.1:
-            self._shown = time.monotonic()
+        if time.monotonic() - self._drawn >= REDRAW_SECONDS:
             self.start(step)
 
     def end(self, result: "RunResult | None" = None) -> None:
         """Report the end of the run; None if it failed."""
-        taken = 0 if result is None else max(0, result.steps - self._step)
+        taken = 0 if result is None else max(0, result.steps - self._first)
         self.view.advance(taken, 0, [] if result is None else [result])
-
-
-class StatusLine:
-    """One line on standard error that replaces the previous one; on a terminal only."""
-
-    def __init__(self) -> None:
-        self.live = on_terminal()
-
-    def show(self, text: str) -> None:
-        """Show this line."""
-        if self.live:
-            with suppress(OSError, ValueError):
-                print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        self.show("")
-
-
-def on_terminal() -> bool:
-    """Whether progress is shown on a terminal."""
-    return not _silent and sys.stderr is not None and sys.stderr.isatty()
-
-
-def say(line: str) -> bool:
-    """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
-    if sys.stderr is None or _silent:
-        return False
-    try:
-        if _doing and not _hearers:
-            _show("")
-        print(line, file=sys.stderr, flush=True)
-        if _doing and not _hearers:
-            _show(_doing[-1])
-    except (OSError, ValueError):
-        return False
-    return True

@@ -15,18 +15,10 @@ from optimizers.plugins import bare
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
     """The result in ten fields, and the specimen if the task has one; numbers are finite or null."""
-    fields = {
-        "run_id": result.run_id,
-        "task": result.config["task"],
-        "opt": result.config["opt"],
-        "status": result.status,
-        "metric": f"{result.split}/{result.metric}",
-        "final": result.final,
-        "best": result.best,
-        "steps": result.steps,
-        "wall_s": round(result.wall_s, 3),
-        "store": str(store),
-    }
+    about = {"run_id": result.run_id, "task": result.config["task"], "opt": result.config["opt"]}
+    values = {"final": result.final, "best": result.best, "steps": result.steps, "wall_s": round(result.wall_s, 3)}
+    metric = {"status": result.status, "metric": f"{result.split}/{result.metric}"}
+    fields = about | metric | values | {"store": str(store)}
     return fields if result.specimen is None else fields | {"specimen": result.specimen}
 
 
@@ -35,48 +27,47 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     parts = [f"{result.task} {bare(result.config['opt'])}: {result.status}"]
     if result.final is not None:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
-        others = {split: found for split, found in result.metrics.get("final", {}).items() if isinstance(found, dict)}
-        parts += [f"{split} {found[result.metric]:.4g}" for split, found in others.items() if result.metric in found]
+        splits = result.metrics.get("final", {}).items()
+        parts += [f"{s} {v[result.metric]:.4g}" for s, v in splits if isinstance(v, dict) and result.metric in v]
     if result.best is not None and result.best_step != result.steps:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
     rates = {name: value for name, value in result.config["opt_options"].items() if name in ("lr", f"{REST}.lr")}
-    said = [f"{n} {word_of(v)}{' (default)' * (f'opt.{n}' not in result.chosen)}" for n, v in rates.items()]
-    given = f" with {' and '.join(said)}" * bool(said)
-    parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s{given}")
+    words = [f"{n} {word_of(v)}{' (default)' * (f'opt.{n}' not in result.chosen)}" for n, v in rates.items()]
+    with_rates = f" with {' and '.join(words)}" * bool(words)
+    parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s{with_rates}")
     parts.append(f"stored in {Store(store).place(result.run_id)}")
     lines = [", ".join(parts)]
     if result.specimen is not None:
         lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
-    if result.reason:
-        lines.append(f"note: {result.reason}")
+    lines += [f"note: {result.reason}"] * bool(result.reason)
     if result.status in RESUMABLE and Store(store).last_checkpoint([result.run_id]):
         more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
         lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
-    return [*lines, *(f"note: {each}" for each in remarks_on(result))]
+    return [*lines, *(f"note: {remark}" for remark in remarks_on(result))]
 
 
 def remarks_on(result: RunResult) -> list[str]:
     """Notes for the reader of a result, a sentence each."""
-    lines: list[str] = []
+    config, lines = result.config, list[str]()
     if result.skipped:
-        why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
+        why = "overflowed in half precision" if config.get("precision") == "16-mixed" else "was not finite"
         lines.append(f"{counted(result.skipped, 'step')} not taken because a gradient {why}")
     values = [{k: v for k, v in row.items() if k not in ("step", "train_s")} for row in result.validations]
-    same = len(values) > 1 and all(each == values[0] for each in values)
-    if same and result.skipped < result.steps and not result.converged:
+    alike = len(values) > 1 and all(value == values[0] for value in values)
+    if alike and result.skipped < result.steps and not result.converged:
         lines.append(
             f"all {len(values)} evaluations give the same values: the steps seem to change no parameter;"
-            f" bench check {shlex.quote(result.config['opt'])} tests it"
+            f" bench check {shlex.quote(config['opt'])} tests it"
         )
     if result.unscheduled:
         lines.append("no schedule: this optimizer sets its own step size")
     if "averages" in result.traits:
-        asked = result.config.get("trainer", {}).get("average", "none")
-        which = "one of the two methods" if REST in result.config.get("opt_options", {}) else "this optimizer"
-        left_alone = "" if asked == "none" else f"; --trainer.average {asked} does not change them"
-        lines.append(f"{which} evaluates its own weight averages{left_alone}")
-    if result.step_of:
-        method, _, roles = result.step_of.partition(": ")
+        average = config.get("trainer", {}).get("average", "none")
+        which = "one of the two methods" if REST in config.get("opt_options", {}) else "this optimizer"
+        unchanged = "" if average == "none" else f"; --trainer.average {average} does not change them"
+        lines.append(f"{which} evaluates its own weight averages{unchanged}")
+    method, _, roles = result.step_of.partition(": ")
+    if method:
         lines.append(f"the step sizes in the curve are those of {method} for the parameters of the role {roles}")
     if result.part:
         lines.append(f"not the whole task: {result.part}")
@@ -84,9 +75,12 @@ def remarks_on(result: RunResult) -> list[str]:
         lines.append(f"its settings were chosen on training samples, but the ranking uses {result.split} samples")
     lines += [f"no comparison with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_BINDS:
+        options = config["opt_options"]
+        prefix = f"{REST}." * (REST in options and roles not in ("", "matrix"))  # the first method has the matrices
+        cap = f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"  # as of momo
         lines.append(
             f"the step cap bound on {result.cap_share:.0%} of the steps, so the cap set the step size, not the"
-            f" method (with a fixed cap this is SGD); raise --opt.{_cap_of(result)} to let the method choose"
+            f" method (with a fixed cap this is SGD); raise --opt.{cap} to let the method choose"
         )
     if result.saturated_at is not None:
         lines.append(
@@ -96,13 +90,6 @@ def remarks_on(result: RunResult) -> list[str]:
     return lines
 
 
-def _cap_of(result: RunResult) -> str:
-    """The option that caps the step; methods without `max_step`, such as momo, use lr as their cap."""
-    options, roles = result.config["opt_options"], result.step_of.partition(": ")[2]
-    prefix = f"{REST}." * (REST in options and roles not in ("", "matrix"))  # the first method has the matrices
-    return f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"
-
-
 def planned_study(run: RunResult) -> str | None:
     """The study that a run was trained for, by its own record."""
     return run.plan.removeprefix("study ") if run.plan and run.plan.startswith("study ") else None
@@ -110,17 +97,14 @@ def planned_study(run: RunResult) -> str | None:
 
 def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:
     """The command of a run without its seeds: the device, and its settings beyond the defaults, or these instead."""
-    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
     settings = run.chosen if chosen is None else chosen
-    said = {k: v for k, v in settings.items() if v is not None or not k.startswith("trainer.")}
-    words = {"device": run.config["device"]} | said
-    return " ".join(
-        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_given(value))}" for name, value in words.items())]
-    )
+    settings = {k: v for k, v in settings.items() if v is not None or not k.startswith("trainer.")}
+    options = {"task": run.config["task"], "opt": run.config["opt"], "device": run.config["device"]} | settings
+    return " ".join(["bench fit", *(shlex.join([f"--{name}", _word(value)]) for name, value in options.items())])
 
 
-def _given(value: Any) -> str:
+def _word(value: Any) -> str:
     """A value as a word of the command line."""
     if isinstance(value, list | tuple):
-        return ",".join(map(_given, value))
+        return ",".join(map(_word, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

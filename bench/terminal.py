@@ -1,11 +1,10 @@
-"""Terminal output: width and style, text broken into lines, and a small plot."""
+"""Terminal output: width and style, and text broken into lines."""
 
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-
-from bench.text import width
 
 NARROWEST = 20
 """Minimum number of columns, even if a terminal reports fewer. Ours."""
@@ -27,24 +26,6 @@ def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = 
     """Parts wrapped into indented lines; a part is only broken if it is longer than a line."""
     if wide is None:
         return [indent + between.join(parts)] if parts else []
-    room, lines = max(NARROWEST, wide) - len(indent), list[str]()
-    for part in parts:
-        if lines and width(lines[-1]) + len(between) + width(part) <= room:
-            lines[-1] += between + part
-        else:
-            lines += broken(part, room)
-    return [indent + line for line in lines]
-
-
-def broken(part: str, room: int) -> list[str]:
-    """Lines of at most `room` columns, broken between words, or within a word longer than a line."""
-    lines = [""]
-    for word in part.split(" "):
-        if lines[-1] and width(lines[-1]) + 1 + width(word) <= room:
-            lines[-1] += f" {word}"
-            continue
-        lines += [""] * bool(lines[-1])
-        for letter in word:
-            lines += [""] * (width(lines[-1] + letter) > room)
-            lines[-1] += letter
-    return lines
+    text, limit = between.join(part.replace(" ", "\xa0") for part in parts), max(NARROWEST, wide)
+    lines = textwrap.wrap(text, limit, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines or [indent] * bool(parts)]

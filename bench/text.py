@@ -7,12 +7,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
-from unicodedata import combining, east_asian_width
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-
-    from bench.results.stats import MedianTime
 
 CONVERGED = 1e-16
 """Suboptimality gaps, or losses without one, below this count as equal, and are shown as a bound. Ours."""
@@ -27,23 +24,19 @@ def why_wrong(message: str) -> str:
     """Pydantic's message about a value as the rest of a sentence: `it must be a whole number`."""
     message = message.removeprefix("Value error, ")
     text = re.sub(r"^(input|string) should", "it must", message[:1].lower() + message[1:])
-    for kind, words in _KINDS.items():
-        if text.startswith(f"it must be a valid {kind}"):
-            return f"it must be {words}"  # the rest describes the parsing
-    return text
+    kind = re.match(r"it must be a valid (\w+)", text)  # the rest describes the parsing
+    return f"it must be {_KINDS[kind[1]]}" if kind and kind[1] in _KINDS else text
 
 
 def located(error: "ErrorDetails", content: Any) -> list[int | str]:
     """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
     place: list[int | str] = []
+    part: Any
     for part in error["loc"]:
-        items = enumerate(content) if isinstance(content, list) else ()
-        named: dict[Any, Any] = content if isinstance(content, dict) else dict(items)
-        if part in named:
+        if (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
             place.append(part)
-            content = named[part]
-    missing = error["type"].startswith("missing")
-    return [*place, error["loc"][-1]] if missing else place
+            content = content[part]
+    return [*place, error["loc"][-1]] if error["type"].startswith("missing") else place
 
 
 def plain(value: Any) -> Any:
@@ -85,9 +78,10 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 def seeds_from_words(words: str) -> list[int]:
     """The seeds that `seeds_in_words` wrote; none from other words."""
-    if found := re.fullmatch(r"(\d+) to (\d+)", words):
-        return list(range(int(found[1]), int(found[2]) + 1))
-    return [int(part) for part in words.split(", ")] if re.fullmatch(r"\d+(, \d+)*", words) else []
+    if not re.fullmatch(r"\d+ to \d+|\d+(, \d+)*", words):
+        return []
+    first, *others = map(int, re.findall(r"\d+", words))
+    return list(range(first, others[0] + 1)) if "to" in words else [first, *others]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -127,7 +121,10 @@ def cell(value: Any, digits: int = 4) -> str:
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if value.bounded else ""
         return value.bound + number(value.mean, digits) + ends
     if isinstance(value, MedianTime):
-        return _median(value, digits)
+        never = f"> {number(value.last, digits)}" if math.isfinite(value.last) else "never"
+        times = [value.median, *([] if value.low is None or math.isinf(value.low) else [value.low, value.high])]
+        median, *ends = (never if x is None or math.isinf(x) else number(x, digits) for x in times)
+        return median + (f" [{', '.join(ends)}]" if ends and value.high is not None else "")
     return clean(str(value))
 
 
@@ -140,17 +137,6 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value + 0.0:.{digits}g}"  # without the sign of -0
 
 
-def _median(value: "MedianTime", digits: int) -> str:
-    never = f"> {number(value.last, digits)}" if math.isfinite(value.last) else "never"
-
-    def one(x: float) -> str:
-        return number(x, digits) if math.isfinite(x) else never
-
-    if value.low is None or value.high is None or math.isinf(value.low):
-        return one(value.median)
-    return f"{one(value.median)} [{one(value.low)}, {one(value.high)}]"
-
-
 def clean(text: str) -> str:
     """Text that is safe for a terminal."""
     return _CONTROL.sub(" ", text)
@@ -158,9 +144,9 @@ def clean(text: str) -> str:
 
 def width(text: str) -> int:
     """Columns that a terminal takes for a text."""
-    if text.isascii():
-        return len(text)
-    return sum((east_asian_width(letter) in "WF") - bool(combining(letter)) + 1 for letter in text)
+    from rich.cells import cell_len
+
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from bench.config.values import reference_folder  # noqa: E402
 from bench.plots.report import page, stores_in_words  # noqa: E402
 from bench.store.stores import Stores  # noqa: E402
 from bench.train.runner import build  # noqa: E402
-from optimizers import OPTIMIZERS  # noqa: E402
+from optimizers import OPTIMIZERS, OptimizerSpec  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402
-from tasks.core.files import only_reading  # noqa: E402
 
 project = "Attention optimizer bench"
 version = release = __version__
@@ -116,51 +115,40 @@ def for_narrow_screens(app: Sphinx, doctree: nodes.document) -> None:
                 text.parent.replace(text, nodes.Text(shown))
 
 
-class Sections(SphinxDirective):
-    """Sections of preformatted text, as a terminal shows it."""
+def trainer_lines() -> str:
+    """The options `--trainer.*`."""
+    options = trainer_options().items()
+    texts = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options)
+    return "\n".join(line for lines in texts for line in lines)
 
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """Title and text of each section."""
-        raise NotImplementedError
+
+def optimizer_lines(spec: OptimizerSpec) -> str:
+    """An optimizer with its options."""
+    return "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)])
+
+
+SECTIONS: dict[str, Callable[[], dict[str, str]]] = {
+    "commands": lambda: {f"bench {name}": command_help(name) for name in COMMANDS},
+    "trainer": lambda: {"Training options": trainer_lines()},
+    "tasks": lambda: {
+        f"task {name}": "\n".join([spec.title, "", *rows("task", task_options(spec))]) for name, spec in TASKS.items()
+    },
+    "optimizers": lambda: {f"optimizer {name}": optimizer_lines(spec) for name, spec in OPTIMIZERS.items()},
+}
+"""Titles and preformatted texts of generated pages, as a terminal shows them, by the directive `bench-NAME`."""
+
+
+class Sections(SphinxDirective):
+    """The sections of a generated page."""
 
     def run(self) -> list[nodes.Node]:
         """The sections."""
-        found: list[nodes.Node] = []
-        for title, text in self.texts():
+        sections: list[nodes.Node] = []
+        for title, text in SECTIONS[self.name.removeprefix("bench-")]().items():
             section = nodes.section(ids=[nodes.make_id(title)], names=[title])
-            section += nodes.title(title, title)
-            block = nodes.literal_block(text, text)
-            block["language"] = "text"
-            section += block
-            found.append(section)
-        return found
-
-
-class Commands(Sections):
-    """The help of every command."""
-
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        for name in COMMANDS:
-            yield f"bench {name}", command_help(name)
-
-
-class Trainer(Sections):
-    """The options `--trainer.*`."""
-
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        options = trainer_options().items()
-        lines = (
-            row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options
-        )
-        yield "Training options", "\n".join(line for own in lines for line in own)
-
-
-class Tasks(Sections):
-    """Every task with its options."""
-
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        for name, spec in TASKS.items():
-            yield f"task {name}", "\n".join([spec.title, "", *rows("task", task_options(spec))])
+            section += [nodes.title(title, title), nodes.literal_block(text, text, language="text")]
+            sections.append(section)
+        return sections
 
 
 class Overview(SphinxDirective):
@@ -191,12 +179,7 @@ class Overview(SphinxDirective):
 
     def line(self, cells: list[nodes.paragraph]) -> nodes.row:
         """A row of the table."""
-        found = nodes.row()
-        for cell in cells:
-            entry = nodes.entry()
-            entry += cell
-            found += entry
-        return found
+        return nodes.row("", *(nodes.entry("", cell) for cell in cells))
 
     def cells(self, name: str, spec: TaskSpec) -> list[str]:
         """The cells after the task's name."""
@@ -204,8 +187,7 @@ class Overview(SphinxDirective):
             parameters, samples, split = COUNTED[name]
             bound = "none" if spec.target is None else f"target {spec.target:g}"
         else:
-            with only_reading():
-                model, _ = build(resolve({"task": name, "opt": "sgd", "device": "cpu"}))
+            model, _ = build(resolve({"task": name, "opt": "sgd", "device": "cpu"}))
             data, split = model.data, model.data.report
             parameters = f"{sum(p.numel() for p in model.parameters()):,}"
             held_out = data.sizes[data.select] if data.select != "train" else None
@@ -222,21 +204,11 @@ class Overview(SphinxDirective):
         return [spec.title, parameters, samples, metric, bound, f"{budget}, {batch}, {precision}"]
 
 
-class Optimizers(Sections):
-    """Every optimizer with its options."""
-
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        for name, spec in OPTIMIZERS.items():
-            yield (
-                f"optimizer {name}",
-                "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)]),
-            )
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Entry point for Sphinx."""
     app.connect("source-read", as_on_the_site)
     app.connect("doctree-read", for_narrow_screens)
-    for each in (Commands, Overview, Trainer, Tasks, Optimizers):
-        app.add_directive(f"bench-{each.__name__.lower()}", each)
+    app.add_directive("bench-overview", Overview)
+    for name in SECTIONS:
+        app.add_directive(f"bench-{name}", Sections)
     return {"parallel_read_safe": True}

@@ -9,20 +9,17 @@ import hashlib
 import importlib.util
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
-_BEGUN = time.time()
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
@@ -43,15 +40,8 @@ session: dict[str, tuple[str, Any]] = {}
 Spec = TypeVar("Spec", bound=Any)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a plug-in comes from.
-
-    Attributes:
-        target: `module:Name` or `file.py:Name`.
-        package: `distribution version`, or `file` with a digest of its text and of the files beside it that it
-            imports; it changes with the code.
-    """
+class Origin(NamedTuple):
+    """Where a plug-in comes from: `module:Name` or `file.py:Name`, and its package, as `provenance` names it."""
 
     target: str
     package: str
@@ -60,14 +50,8 @@ class Origin:
 class Registry(MutableMapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
-    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. Entries set at
-    run time (`OPTIMIZERS["mine"] = spec`) count as the suite's own in this process.
-
-    Args:
-        kind: what it holds, for messages: `optimizer`.
-        group: of entry points.
-        specs: the suite's own.
-        make: builds a spec from name, imported object and origin.
+    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
+    its spec from name, object and origin. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
     """
 
     def __init__(self, kind: str, group: str, specs: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
@@ -93,20 +77,12 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         return isinstance(name, str) and (name in self.own or name in self.announced or ":" in name)
 
     def __getitem__(self, name: str) -> Spec:
-        """The spec of this name.
-
-        Raises:
-            KeyError: the name is unknown.
-            PluginError: there is a plug-in of this name, and it cannot be used.
-        """
+        """The spec of this name; KeyError if it is unknown, PluginError if the plug-in cannot be used."""
         points = self.announced.get(name, ())
         if len(points) + (name in self.own) > 1:
-            takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
-            others = " or ".join(point.value for point in points)
-            raise PluginError(
-                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or choose one:"
-                f" {others}"
-            )
+            takers = " and by ".join(["the suite"] * (name in self.own) + [_package(point) for point in points])
+            todo = f"uninstall one, or choose one: {' or '.join(point.value for point in points)}"
+            raise PluginError(f"the {self.kind} name {name!r} is taken by {takers}: {todo}")
         if name in self.own:
             return self.own[name]
         if not points and ":" not in name:
@@ -137,11 +113,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def load(target: str) -> Any:
-    """Import `module:Name` or `file.py:Name`; its output goes to standard error.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
+    """Import `module:Name` or `file.py:Name`; its output goes to standard error. PluginError if that fails."""
     if target in session:
         return session[target][1]
     place, _, name = target.rpartition(":")
@@ -149,27 +121,23 @@ def load(target: str) -> Any:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
     if place == SESSION:
         raise PluginError(f"{target} was given in another session: pass the class here, or write it into a file")
-    value = load_module(place, name)
+    value = load_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
             near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise PluginError(f"{place} has no {part!r}{_hidden(place, name) or meant}")
+            raise PluginError(f"{place} has no {part!r}{meant}")
         value = getattr(value, part)
     return value
 
 
-def load_module(place: str, name: str = "CLASS") -> Any:
-    """Import `module` or `file.py` for an object of this name; its output goes to standard error.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
+def load_module(place: str) -> Any:
+    """Import `module` or `file.py`; its output goes to standard error. PluginError if that fails."""
     if place.endswith(".py") or place.partition(".")[0] not in _OWN:
         foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
-            return _file(Path(place)) if place.endswith(".py") else _module(place, name)
+            return _file(Path(place)) if place.endswith(".py") else _module(place)
         except SyntaxError as error:
             where = f", line {error.lineno}" if error.lineno else ""  # none for bytes of 0
             raise PluginError(f"{error.filename or place}{where}: {error.msg}") from None
@@ -177,9 +145,8 @@ def load_module(place: str, name: str = "CLASS") -> Any:
             raise
         except BaseException as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise PluginError(
-                f"importing {place} raises {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
-            ) from None
+            where = f"{frame.filename}, line {frame.lineno}"
+            raise PluginError(f"importing {place} raises {type(error).__name__}: {error} ({where})") from None
 
 
 def _see_here() -> None:
@@ -189,26 +156,15 @@ def _see_here() -> None:
         sys.path.append(here)
 
 
-def _hidden(module: str, name: str) -> str:
-    """Advice if this folder has the module's file and another package has its name; else nothing."""
-    top, path = module.partition(".")[0], Path(*module.split("."))
-    file = next((str(file) for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-    taken = getattr(sys.modules.get(top), "__file__", None)
-    if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
-        return ""
-    whose = "the suite's own package" if top in _OWN[:3] else f"the package in {Path(taken).parent}"
-    return f": {top!r} is {whose}, which shadows that of this folder; write {file}:{name}"
-
-
-def _module(name: str, wanted: str) -> Any:
+def _module(name: str) -> Any:
     _see_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # one of its own imports
-        advice = _hidden(name, wanted) or " here; is its package installed in this environment?"
-        raise PluginError(f"there is no module {name!r}{advice}") from None
+        advice = "is its package installed in this environment? A file is named as folder/file.py:Class"
+        raise PluginError(f"there is no module {name!r} here; {advice}") from None
 
 
 def _file(path: Path) -> Any:
@@ -217,12 +173,16 @@ def _file(path: Path) -> Any:
     helpers = sources(path)[1:]
     name = f"{_PREFIX}{path.stem}_{_digest(path, *helpers)}"
     if name not in sys.modules:
-        _forget(helpers)
+        for known, module in list(sys.modules.items()):  # a helper may have changed since another import
+            file = getattr(module, "__file__", None)
+            if file and Path(file).resolve() in helpers and known != "__main__" and not known.startswith(_PREFIX):
+                del sys.modules[known]
+        importlib.invalidate_caches()
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        vars(module)["__self__"] = module  # or Python's teardown passes over it, and does not flush its open files
         sys.path.append(str(path.resolve().parent))  # its own helpers
         try:
             spec.loader.exec_module(module)
@@ -230,24 +190,6 @@ def _file(path: Path) -> Any:
             del sys.modules[name]
             raise
     return sys.modules[name]
-
-
-_imported: dict[Path, str] = {}
-"""Digests of the helpers of plug-ins when they were imported."""
-
-
-def _forget(helpers: Sequence[Path]) -> None:
-    """Forget helpers that changed since a plug-in imported them, so that they are imported again."""
-    now = {path: _digest(path) for path in helpers}
-    # Other code may have imported a helper that no plug-in has; it is as it was if it is older than this process.
-    then = {path: _imported.get(path, "" if path.stat().st_mtime > _BEGUN else digest) for path, digest in now.items()}
-    if then != now:
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
-                del sys.modules[name]
-        importlib.invalidate_caches()
-    _imported.update(now)
 
 
 def sources(path: Path) -> list[Path]:
@@ -294,20 +236,15 @@ def provenance(target: str) -> str:
     if place.endswith(".py"):
         return _digested(sources(Path(place)))
     top = place.partition(".")[0]
-    names = packages_distributions().get(top)
-    if names and not _editable(names[0]):
-        return f"{names[0]} {version(names[0])}"
+    package = "".join(f"{name} {version(name)}" for name in packages_distributions().get(top, [])[:1])
+    if package and not _editable(package.split()[0]):
+        return package
     _see_here()
-    try:
-        module = importlib.util.find_spec(top)
-    except ValueError:  # no name, or `__main__`
-        module = None
+    module = importlib.util.find_spec(top) if top.isidentifier() and top != SESSION else None
     folders = [Path(folder) for folder in module.submodule_search_locations or ()] if module else []
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
-    if not files and module and module.origin:
-        files = [Path(module.origin)]
-    digest = _digested(files)
-    return f"{names[0]} {version(names[0])}, {digest}" if names else digest
+    digest = _digested(files or [Path(module.origin)] if module and module.origin else files)
+    return f"{package}, {digest}" if package else digest
 
 
 def _digested(files: Sequence[Path]) -> str:

@@ -85,7 +85,7 @@ class OptimizerSpec:
         version: incremented when a change alters results; part of every run's identity.
         defaults: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's.
         by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. The suite's values
-            are measured (`make defaults`).
+            are measured (`results/defaults`).
         search: the hyperparameters to tune, including those that define the method, each with its range or, as a
             tuple, its values; sweeps and plots vary the first one.
         traits: facts about the method.

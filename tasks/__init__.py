@@ -9,8 +9,8 @@ from tasks.registry import TASKS
 if TYPE_CHECKING:
     from tasks.core.data import TaskData
     from tasks.core.files import DataError
+    from tasks.core.order import derive_seed
     from tasks.core.randomness import BatchRandomness
-    from tasks.core.seeding import derive_seed
     from tasks.core.task import Task
     from tasks.core.training_step import Outcome
     from tasks.user_data import image_task, text_task
@@ -34,7 +34,7 @@ _LATER = {
     "Outcome": "core.training_step",
     "Task": "core.task",
     "TaskData": "core.data",
-    "derive_seed": "core.seeding",
+    "derive_seed": "core.order",
     "image_task": "user_data",
     "text_task": "user_data",
 }

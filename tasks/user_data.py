@@ -7,7 +7,7 @@ from typing import Any
 from tasks.core.spec import TaskSpec
 from tasks.language.rows import RowTexts
 from tasks.registry import image_spec, text_spec
-from tasks.vision.images import ArrayImages, Labelled
+from tasks.vision.images import ImageData, Labelled
 
 
 def image_task(
@@ -16,7 +16,7 @@ def image_task(
     """A ViT-small that classifies images.
 
     Its options are those of `mnist`. Validation images are carved from the training set by the hashes of their rows
-    (`tasks.core.split`).
+    (`tasks.core.order`).
 
     Args:
         name: of the task, as boards show it. It determines which images are kept for validation.
@@ -31,7 +31,7 @@ def image_task(
     Raises:
         TypeError: `spec` names no attribute of a `TaskSpec`.
     """
-    data = type("Images", (ArrayImages,), _attributes(name, samples, classes, n_val))
+    data = type("Images", (ImageData,), _attributes(name, samples, classes, n_val))
     return image_spec(**{"name": name, "title": f"ViT-small on {name}", "data": data, **spec})
 
 
@@ -46,7 +46,7 @@ def text_task(
     """A small BERT from random weights that classifies texts, or pairs of texts.
 
     Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes
-    `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.split`).
+    `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.order`).
 
     Args:
         name: of the task, as boards show it. It determines which rows are kept for validation.

@@ -27,7 +27,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.vision.sources import MNIST
 
-pytest_plugins = ["tests.depth", "tests.browser"]
+pytest_plugins = ["tests.depth"]
 
 # A shell starts background jobs with Ctrl-C ignored, which all processes that the tests interrupt would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -39,15 +39,9 @@ def make_run(
     words: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> RunResult:
-    """A run.
+    """A run with this value at its last and its best step; `changes` are fields of its record.
 
-    Args:
-        opt, seed, task: of its configuration.
-        final: at its last step, and at its best one.
-        name: of an unknown optimizer with the settings of `opt`.
-        on: name of an unknown task with the settings of `task`.
-        words: further settings in dotted form.
-        changes: fields of the record.
+    `name` is an unknown optimizer with the settings of `opt`, `on` an unknown task with those of `task`.
     """
     settings = json.loads(_described(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})})))
     for key, unknown in (("opt", name), ("task", on)):
@@ -94,18 +88,10 @@ def study(
     store: Path,
     scores: Mapping[float, End],
     runs: Mapping[float, Sequence[RunResult]],
-    winner: RunResult | None,
+    winner: RunResult | str | None,
     **changes: Any,
 ) -> StudyRecord:
-    """Write the record of a study of lr.
-
-    Args:
-        store: its folder.
-        scores: by lr.
-        runs: of the trials, by lr.
-        winner: a run with the winning settings.
-        changes: other fields.
-    """
+    """Write the record of a study of lr, with scores and runs by lr, and a run with the winning settings."""
     trials: list[dict[str, Any]] = [
         {
             "point": {"opt.lr": lr},
@@ -125,7 +111,7 @@ def study(
         "mode": "max",
         "sampler": "grid",
         "trials": trials,
-        "winner": winner and winner.run_id,
+        "winner": winner.run_id if isinstance(winner, RunResult) else winner,
         "lr_at_boundary": False,
     }
     record = StudyRecord(**(values | changes))
@@ -159,17 +145,10 @@ def add_tried(
     kept: bool = True,
     **changes: Any,
 ) -> StudyRecord:
-    """A study with the runs of its trials, and its winner on as many fresh seeds as there are values.
+    """A study with the runs of its trials, and its winner, of the lr `won`, on as many fresh seeds as there are values.
 
-    Args:
-        store: its folder.
-        scores: on the selection split at the end, by lr and tuning seed.
-        finals: on the reporting split, likewise; None for a run that diverged.
-        fresh: of the winner.
-        won: its lr.
-        first: tuning seed.
-        kept: whether the runs of trials, but one of the winner's, are stored.
-        changes: other fields of the study.
+    Scores are on the selection split by lr and tuning seed, finals on the reporting split, None if a run diverged.
+    Unless `kept`, the runs of trials are not stored, but one of the winner's.
     """
     opt, task = changes.get("opt", "adam"), changes.get("task", "mnist")
     metric = "accuracy" if task == "mnist" else "excess"

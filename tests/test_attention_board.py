@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from bench.boards.attention import against
-from bench.boards.observations import SHOWN, at_loss, directions, loss_at, over_heads, rate
+from bench.boards.observations import SHOWN, at_loss, directions, over_heads, rate
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
 from bench.progress import SweepProgress
-from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from tasks import TASKS
 from tests import tiny_lm
 from tests.entered import board, seeds
 from tests.stored import put
-from tools import thinning
 
 
 def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
@@ -53,26 +51,6 @@ def test_the_direction_is_compared_with_that_at_the_end_and_its_distance_shrinks
     assert rate(result) == pytest.approx(0.75)
     assert rate({t: c for t, c in result.items() if t not in (18, 32, 56)}) is None  # two snapshots from 1 % to 10 %
     assert directions({}) == {}
-
-
-def test_a_training_loss_is_the_mean_of_the_last_tenth_of_the_steps() -> None:
-    curve = {"step": np.arange(1.0, 101), "loss": np.arange(100, 0, -1.0)}
-    result = loss_at(curve, np.array([0, 1, 5, 10, 100]))
-    assert np.isnan(result[0])
-    assert result[1:].tolist() == [100, 96, 91, np.mean(np.arange(10, 0, -1))]
-
-
-def test_a_thinned_curve_gives_the_loss_at_its_own_steps() -> None:
-    curve = {"step": np.array([1.0, 50, 91, 95, 100]), "loss": np.array([9.0, 5, 3, 2, 1])}
-    assert loss_at(curve, np.array([0, 1, 49, 50, 60, 92, 100])).tolist() == [
-        pytest.approx(np.nan, nan_ok=True),
-        9,
-        9,
-        5,
-        5,
-        3,
-        2,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -136,29 +114,6 @@ def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path
     assert table.rows[0]["end_entropy"].mean == 1
     assert table.rows[0]["end_stable_rank_QK"] == directions.rows[0]["cosine_0"] == "3 of 3 runs have none"
     assert directions.rows[0]["cosine_0.5"].mean == 1
-
-
-def test_a_thinned_store_keeps_the_curve_at_observed_steps(cli, observed: Path, tmp_path: Path) -> None:
-    whole = Stores([observed])
-    thinning.copy(whole, whole.runs, tmp_path / "thin", points=4)
-    thin = Stores([tmp_path / "thin"])
-    for run in thin.runs:
-        steps = whole.tables(run.run_id)["measurements"]["step"][1:]  # the first is before the first step
-        curve = thin.tables(run.run_id)["curve"]
-        assert set(steps) <= set(curve["step"])
-        assert len(curve["step"]) <= 4 + len(steps)
-        every = whole.tables(run.run_id)["curve"]
-        assert (curve["loss"] == every["loss"][np.isin(every["step"], curve["step"])]).all()
-    assert "direction of W_QK" in cli("leaderboard", "--board", "attention", "--store", tmp_path / "thin").out
-
-
-@pytest.mark.deep
-def test_the_chart_shows_the_observations(cli, observed: Path, tmp_path: Path) -> None:
-    answer = cli("plot", "attention", "--store", observed, "-o", tmp_path / "chart.svg")
-    assert answer.code == 0, answer.err
-    svg = (tmp_path / "chart.svg").read_text()
-    assert "(f)" in svg
-    assert "(g)" not in svg
 
 
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:

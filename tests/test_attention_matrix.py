@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bench.config.run_config import resolve
-from bench.errors import UserError
 from bench.store.store import Store
-from bench.train.runner import build, run
+from bench.train.runner import run
 from tasks.theory.attention_matrix import AttentionMatrix, AttentionMatrixData
 
 pytestmark = pytest.mark.numeric
@@ -112,17 +111,3 @@ def test_training_ends_where_the_rank_says(store) -> None:
         assert result.metrics["final"]["excess"] >= 0
     assert errors[1] > 0.01
     assert errors[2] < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"n": 9, "d": 8}, "--task.d=8"),
-        ({"rank": 8}, "--task.rank=8"),
-        ({"head_dim": 0}, "--task.head_dim=0"),
-        ({"tokens": "gausian"}, "--task.tokens"),
-    ],
-)
-def test_impossible_combinations_are_refused(words: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        build(resolve({"task": "attention_matrix", "opt": "gd", **{f"task.{k}": v for k, v in words.items()}}))

@@ -14,21 +14,12 @@ from tests.waiting import until
 TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", "5")
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("6h", 21600),
-        ("90min", 5400),
-        ("1.5h", 5400),
-        ("30 s", 30),
-        ("2d", 172800),
-    ],
-)
+@pytest.mark.parametrize(("text", "seconds"), [("6h", 21600), ("90min", 5400), ("1.5h", 5400), ("30 s", 30)])
 def test_a_budget_is_a_time(text: str, seconds: float) -> None:
     assert read_budget(text).seconds == seconds
 
 
-@pytest.mark.parametrize("text", ["6", "0h", "0runs", "1.5runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
+@pytest.mark.parametrize("text", ["6", "0runs", "-3h", "6 weeks", "1e9d", "6h30"])
 def test_other_budgets_are_refused(cli, text: str) -> None:
     assert "write a time (--budget 6h, 90min, 2d) or a number of runs" in fails(cli, *TUNE, f"--budget={text}")
 
@@ -69,9 +60,9 @@ def test_more_runs_than_a_budget_are_refused(cli, monkeypatch, tmp_path, words: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bench.api.comparison._check", lambda *args, **more: None)
     more = ("--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", 5)
-    said = f"--budget {runs - 1}runs: {runs} runs are to be trained; ask for fewer, or raise it"
+    message = f"--budget {runs - 1}runs: {runs} runs are to be trained; ask for fewer, or raise it"
     answer = cli(*words, *more, "--budget", f"{runs - 1}runs")
-    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"bench: error: {said}")
+    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"bench: error: {message}")
 
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2, "--device", "cpu")
@@ -84,17 +75,3 @@ def test_a_plan_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatc
     answer = cli(*words, "--budget", "3s")
     assert answer.code == 130
     assert "bench: the budget of 3s is spent; 0 of 4 runs are stored, and the same command continues" in answer.err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "fit --task synthetic --opt gd --budget 1h",
-            "--budget is for several runs; give --seeds too, or leave it out",
-        ),
-        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),
-    ],
-)
-def test_budgets_of_plans_that_cannot_be(cli, words: str, message: str) -> None:
-    assert message in fails(cli, *words.split())

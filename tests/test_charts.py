@@ -1,7 +1,7 @@
 """Charts as numbers and in print: means, bands and step functions against other implementations; printable figures."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,12 @@ from bench.plots.charts import CHARTS, profile, sensitivity
 from bench.plots.curves import curves
 from bench.plots.forest import Effects, forest
 from bench.plots.means import MOST_POINTS
-from bench.plots.panels import Line, Panel, caption
+from bench.plots.panels import Line, Panel
 from bench.plots.theme import looks
-from bench.store.files import write_json
-from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.text import CONVERGED
 from optimizers import OPTIMIZERS
-from tasks import TASKS
-from tests.entered import keep, make_run, rows, seeds
+from tests.entered import keep, make_run, rows, seeds, study
 from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
@@ -47,17 +44,7 @@ def add_run(
     words: dict[str, Any] | None = None,
     **changes: Any,
 ) -> str:
-    """Write a run as training would; its curve has this loss at steps 1, 2, ...
-
-    Args:
-        store: its folder.
-        task, opt, seed: of the run; an unknown optimizer has the settings of sgd.
-        loss: by step.
-        more: further columns of the curve.
-        measured: columns of the measurements, `step` among them.
-        words: further settings in dotted form.
-        changes: fields of the record.
-    """
+    """Write a run as training would, with this loss at steps 1, 2, ..., and `more` columns of its curve."""
     final = {"mnist": 0.5, "cifar10": 0.5}.get(task, 0.25) + 0.01 * seed
     known = opt if opt.isidentifier() else "sgd"
     run = make_run(known, seed, final, task=task, name=None if opt == known else opt, words=words)
@@ -71,31 +58,6 @@ def add_run(
     tables = {"curve": {run.run_id: columns}} | ({} if measured is None else {"measurements": {run.run_id: measured}})
     put(store, run, tables=tables)
     return run.run_id
-
-
-def add_study(
-    store: Path, task: str, opt: str, scores: dict[float, float | None], winner: str | None, **changes: Any
-) -> None:
-    """Write the record of a study of lr, with a trial for each score."""
-    trials = [
-        {"point": {"opt.lr": lr}, "kind": "design", "state": "completed", "score": score, "runs": []}
-        for lr, score in scores.items()
-    ]
-    record = StudyRecord(
-        f"{task}-{opt}-study",
-        task,
-        opt,
-        [1000, 1001],
-        ["opt.lr"],
-        TASKS[task].mode,
-        "grid",
-        trials,
-        winner,
-        False,
-    )
-    path = study_path(store, record.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(record) | changes)
 
 
 def collect_all(store: Path, target: float | None = None, **options: Any) -> Collected:
@@ -140,13 +102,6 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     assert "sgd is drawn up to step 2: later steps lack values of some runs" in words(chart)
 
 
-def test_a_run_that_converged_keeps_its_last_value(store):
-    for seed, loss in enumerate(([3.0, 2.0, 1.0, 1.0], [3.0, 2.0], [3.0, 2.0, 2.0])):
-        add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(collect_all(store)).panels
-    np.testing.assert_allclose(trace(chart, "sgd").y, [3, 2, 5 / 3, 5 / 3])
-
-
 @pytest.mark.parametrize("task", ["mnist", "synthetic"])
 def test_long_curves_are_thinned_and_keep_their_ends(store, task):
     add_run(store, task, loss=np.linspace(3, 2, 5000))
@@ -166,33 +121,6 @@ def test_a_loss_is_drawn_as_a_clipped_suboptimality_gap(store):
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
     assert chart.y == "training loss (suboptimality gap)"
     assert "losses below 1e-16 are drawn at that value" in words(chart)
-
-
-def test_another_column_of_either_table_can_be_drawn(store):
-    for seed in range(3):
-        at = {"step": [0, 20], "alignment": [0.5, 0.75]}
-        add_run(store, "synthetic", seed=seed, measured=at, more={"grad_norm": [3.0, 2.0]})
-    (chart,) = curves(collect_all(store), "alignment").panels
-    assert trace(chart, "sgd").y.tolist() == [0.75]  # there is no step 0 on a logarithmic axis
-    (chart,) = curves(collect_all(store), "grad_norm").panels
-    assert trace(chart, "sgd").y.tolist() == [3, 2]
-
-
-def test_an_unknown_column_is_refused_with_the_nearest(store):
-    add_run(store)
-    with pytest.raises(UserError, match="unknown column 'grad_nrom'; did you mean 'grad_norm'"):
-        curves(collect_all(store), "grad_nrom")
-
-
-def test_a_band_far_wider_than_the_lines_is_cut_off(store):
-    for seed, loss in enumerate(([1.0, 1e-15], [1.0, 1e-2], [1.0, 1e-8])):
-        add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(collect_all(store)).panels
-    assert chart.limits is not None
-    line = trace(chart, "sgd")
-    assert line.low is not None
-    assert line.low.min() < chart.limits[0] < line.y.min()
-    assert line.y.max() < chart.limits[1] < line.high.max()
 
 
 @pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
@@ -216,7 +144,7 @@ def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> Col
     winner = add_run(store, seed=1000)
     for seed in range(3):
         add_run(store, seed=seed)
-    add_study(store, "mnist", "sgd", scores, winner, **changes)
+    study(store, scores, {}, winner, opt="sgd", **changes)
     return collect_all(store)
 
 
@@ -246,28 +174,6 @@ def test_a_profile_shows_shares_with_exact_intervals(store):
     high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
     np.testing.assert_allclose((line.low, line.high), [np.repeat(low, 2), np.repeat(high, 2)])
     assert chart.limits == (-0.03, 1.03)
-
-
-def test_profiles_of_several_problems_are_also_shown_together(store):
-    for seed in range(2):
-        add_run(store, seed=seed, steps=100, steps_to_target=50)
-        add_run(store, seed=seed, words={"task.n_train": 100}, steps=100)
-    add_run(store, opt="adam", steps=100)
-    *panel, together = profile(collect_all(store)).panels
-    assert len(panel) == 2
-    assert not together.problem
-    assert trace(together, "sgd").y.tolist() == [0, 0, 0.5, 0.5]
-    assert "runs: adam 1, sgd 4" in words(together)
-
-
-def test_a_given_target_is_read_from_the_evaluations(store):
-    rows = [{"step": 10, "train_s": 1.0, "loss": 0.5}, {"step": 50, "train_s": 2.0, "loss": 0.1}]
-    add_run(store, "synthetic", steps=100, validations=rows)
-    (chart,) = profile(collect_all(store)).panels
-    assert not chart.lines
-    assert "no target" in words(chart)
-    (chart,) = profile(collect_all(store, target=0.2)).panels
-    assert trace(chart, "sgd").x.tolist() == [0, 0.5, 0.5, 1]
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
@@ -304,17 +210,6 @@ def effects(store: Path) -> Effects:
     return chart
 
 
-def test_ratios_have_a_logarithmic_axis_around_1(store):
-    for opt, scale in (("gd", 1.0), ("ngd", 0.01)):
-        for seed in range(7):
-            above = {"final": {"loss": 1.0, "excess": scale * 2.0**seed}}
-            keep(store, make_run(opt, seed, 1.0, task="synthetic", metrics=above))
-    chart = effects(store)
-    assert (chart.log, chart.none) == ("x", 1)
-    assert [(row["row"], row["x"]) for row in chart.rows()] == [("ngd: better", pytest.approx(0.01))]
-    assert chart.x.endswith("(suboptimality gap): ratio to gd (default); below 1 is better")
-
-
 # -- all of them ----------------------------------------------------------------------------------------------------
 
 
@@ -327,29 +222,13 @@ def everything(store: Path) -> Collected:
             loss = 3 * np.exp(-np.arange(300) / 60) + 0.02 * draw.random(300)
             raw = 5 * np.exp(draw.normal(size=300))
             loss[7] = [1e308, math.nan, 0.0, 1e-300][seed]
-            add_run(
-                store,
-                "mnist",
-                opt,
-                seed,
-                loss,
-                {"raw_step": raw, "applied_step": np.minimum(raw, 4)},
-                steps=300,
-                words={"trainer.max_steps": 300},
-                steps_to_target=50 * (seed + 1),
-                cap_share=0.5,
-            )
-            add_run(
-                store,
-                "synthetic",
-                opt,
-                seed,
-                0.25 + np.exp(-np.arange(300.0)),
-                facts={"f_star": 0.25},
-                measured={"step": [0, 20], "alignment": [0.0, 1.0]},
-            )
+            steps = {"more": {"raw_step": raw, "applied_step": np.minimum(raw, 4)}, "words": {"trainer.max_steps": 300}}
+            ended = {"steps": 300, "steps_to_target": 50 * (seed + 1), "cap_share": 0.5}
+            add_run(store, "mnist", opt, seed, loss, **steps, **ended)
+            known = {"facts": {"f_star": 0.25}, "measured": {"step": [0, 20], "alignment": [0.0, 1.0]}}
+            add_run(store, "synthetic", opt, seed, 0.25 + np.exp(-np.arange(300.0)), **known)
         scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
-        add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
+        study(store, scores, {}, winner, name=f"of-{opt.isidentifier() and opt}", opt=opt)
     add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
     return collect_all(store, settings="all", reference="sgd")
 
@@ -428,12 +307,6 @@ def test_every_figure_is_valid_vega_lite(store, kind):
     alt.Chart.from_dict(CHARTS[kind](everything(store)).spec(), validate=True)
 
 
-def test_a_caption_says_once_what_holds_for_all_panels():
-    one, other = (Panel("", "", "", notes=["bands: x", f"only {k}", f"and {k}"]) for k in range(2))
-    assert caption([one, other]) == "Bands: x. (a) only 0. (a) and 0. (b) only 1. (b) and 1."
-    assert caption([one]) == "Bands: x. Only 0. And 0."
-
-
 def test_an_optimizer_has_its_colour_and_dash_whoever_else_is_drawn():
     alone = {opt: looks({opt: opt})[opt] for opt in OPTIMIZERS}
     assert len({look.color for look in alone.values()}) == len({str(look.dash) for look in alone.values()})
@@ -444,34 +317,18 @@ def test_an_optimizer_has_its_colour_and_dash_whoever_else_is_drawn():
     assert len({str(several[f"sgd {word}"].dash) for word in "abc"}) == 3
 
 
-def test_the_commands_words_become_a_figure(store, tmp_path, capsys):
-    for seed in range(3):
-        add_run(store, seed=seed, loss=[1.0, 0.5])
-    out = tmp_path / "figure.PNG"
-    assert results(["plot", "curves", "-o", str(out), "--y", "grad_norm", "--opt", "sgd"]) == 0
-    assert out.read_bytes()[:4] == b"\x89PNG"
-    assert capsys.readouterr().err == f"written to {out}\n"
-
-
-def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
-    add_run(store)
-    add_run(store, "synthetic")
-    assert results(["plot", "profile", "-o", str(tmp_path / "a.pdf")]) == 0
-    assert "not drawn, since the task has no target" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["curves", "-o", "figure.jpg"], "-o figure.jpg: the name of a figure must end in .png, .svg, .pdf or .html"),
         (["curves", "-o", "figure"], "must end in .png, .svg, .pdf or .html"),
         (["curves"], "--out is missing"),
-        (["waves", "-o", "a.png"], "unknown word 'waves'"),
+        (["waves", "-o", "a.png"], "unknown chart 'waves'"),
         (["forest", "-o", "a.png", "--y", "accuracy"], "--y accuracy: only curves have selectable axes"),
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
         (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),
         (["sensitivity", "-o", "a.png"], "nothing to draw: sensitivity: mnist, max_steps 100: no optimizer is tuned"),
-        (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
+        (["curves", "-o", "/proc/none/a.png"], "cannot write to /proc/none/a.png"),
     ],
 )
 def test_impossible_charts_are_refused(store, tmp_path, monkeypatch, words, message):

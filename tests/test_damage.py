@@ -58,7 +58,6 @@ DAMAGED = {
     "no date": (changed(begun="soon"), "begun: it must "),
     "negative steps": (changed(steps=-1), "steps: it must be greater than or equal to 0"),
     "half a configuration": (changed(config={"task": "synthetic"}), "config."),
-    "devices in words": (changed(config=GOOD["config"] | {"trainer": {"devices": "auto"}}), "config.trainer.devices: "),
     "an evaluation without step": (changed(validations=[{"loss": 0.5}]), "a: an evaluation lacks its step or seconds"),
     "another identity": (changed(identity={"task": "mnist"}), "a: run_id is not the hash of its identity"),
 }

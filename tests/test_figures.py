@@ -1,8 +1,6 @@
 """Figures of experiments: what they show of the arms' numbers, and that they can be printed."""
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.papers.arms import Arm
-from bench.papers.figures import LABELS, FigureSpec, Panel, constants_map, describe
-from bench.papers.verdicts import Finding
+from bench.papers.figures import LABELS, FigureSpec, Panel, describe
 from bench.plots.panels import Line
 from bench.plots.theme import picture, write_pictures
 from tests.arms import arm_of
@@ -104,26 +101,6 @@ def test_values_without_a_logarithm_are_left_out(bad: float) -> None:
     np.testing.assert_allclose(line.y, np.exp(-line.x / 50))
 
 
-@pytest.mark.matrix(keep=8)
-@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        STEPS * math.nan,
-        STEPS * 0,
-        STEPS[:0],
-        -STEPS,
-        10 ** (STEPS - 300),
-        np.where(STEPS < 5, -1e308, 1e308),
-    ],
-    ids=["nan", "zero", "empty", "negative", "wide", "huge"],
-)
-def test_odd_numbers_are_drawn(values: np.ndarray, log: str) -> None:
-    figure = describe(FigureSpec.model_validate({"panels": [{"y": "v", "log": log}]}), {"a": column(values)})
-    assert json.dumps(figure.spec(live=False), allow_nan=False)
-    assert not re.search("NaN|Infinity|undefined", figure.picture(".svg").decode())
-
-
 def test_smoothing_is_a_mean_over_steps() -> None:
     (line,) = drawn({"a": column([1, 3, 0, 4])}, smooth=2)
     assert (line.x.tolist(), line.y.tolist()) == ([0.5, 1.5, 2.5], [2, 1.5, 2])
@@ -144,16 +121,3 @@ def test_smoothing_is_a_mean_over_steps() -> None:
 def test_impossible_charts_are_refused(panel: dict[str, Any], arms: dict[str, Arm], message: str) -> None:
     with pytest.raises(UserError, match=message):
         describe(FigureSpec.model_validate({"panels": [panel]}), arms)
-
-
-def test_a_map_marks_verdicts_by_the_constants_that_vary() -> None:
-    grid = [{"task.S": s, "task.sigma": 0.1, "times.opt.lr": k} for s in (1.0, 2.0) for k in (0.1, 1.0)]
-    verdicts: list[Any] = ["holds", "fails", "undecided", "holds"]
-    region = [(at, {"train": Finding(v, 1, 0, 2, "", "")}) for at, v in zip(grid, verdicts, strict=True)]
-    chart = constants_map(region)
-    alt.Chart.from_dict(chart, validate=True)
-    rows = [tuple(row.values()) for row in chart["data"]["values"]]
-    places = ["1.0, 0.1", "1.0, 1.0", "2.0, 0.1", "2.0, 1.0"]
-    assert rows == [(at, "train", verdict) for at, verdict in zip(places, verdicts, strict=True)]
-    assert chart["encoding"]["x"]["title"] == "S, times.opt.lr"
-    assert picture(chart, ".png").startswith(b"\x89PNG")

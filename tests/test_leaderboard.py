@@ -83,16 +83,6 @@ def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, k
     assert answer.out == cli(*words).out
 
 
-def test_json_holds_every_row_with_its_runs_and_its_comparison(cli, filled):
-    (quality,) = strict(cli("leaderboard", "--reference", "adam", "--format", "json").out)
-    (table,) = quality["tables"]
-    first, second = table["rows"]
-    assert (first["settings"], first["n"], first["runs"], first["conformance"]) == ("tuned", 5, {"completed": 5}, None)
-    assert first["final"]["mean"] == pytest.approx(0.828)
-    assert second["run_ids"] == sorted(run.run_id for run in seeds("sgd", B))
-    assert second["compared"] == {"n": 5, "wins": 0, "losses": 5, "without_value": [0, 0]}
-
-
 def check(store: Path, opt: str, word: str, *, version: int = 1, of: str = "groups") -> None:
     write(store, report_of(opt, {}, [verdict_of(catalogue()[of], {"verdict": word})], {"version": version}))
 

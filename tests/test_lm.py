@@ -1,6 +1,5 @@
 """Language modelling: the stream and its rows, vocabularies, faulty files, the decoder, its sample text."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,16 +17,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from bench.commands.doctor import data_diagnosis
 from bench.config.run_config import RunConfig, resolve
-from bench.run_summary import result_json, result_lines
 from bench.store.store import Store
 from bench.train.runner import build, run
 from tasks import TASKS, DataError
 from tasks.language import corpus
 from tasks.language.corpus import IGNORED, CorpusData
 from tasks.language.lm import LanguageModel
-from tasks.language.vocabulary import Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tasks.language.vocabulary import BYTES, Vocabulary, characters, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
 from tests.tiny_lm import TinyCorpus, plain_logits
@@ -36,9 +33,6 @@ pytestmark = pytest.mark.numeric
 
 TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the king, the king!\n" * 40
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
-
-
-# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str = TEXT) -> Path:
@@ -76,9 +70,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def streams(data: CorpusData) -> dict[str, list[int]]:
     return {split: (ids.long() & 0xFFFF).tolist() for split, ids in data._ids.items()}
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @given(n=st.integers(2, 60), T=st.integers(1, 20), size=st.integers(1, 9), pieces=st.integers(1, 5))
@@ -168,45 +159,26 @@ def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
         CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=0)
 
 
-def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
-    data = TinyCorpus()
-    data.vocabulary = Characters([chr(0x10000 + i) for i in range(2**16)])
-    ids = torch.tensor([0, 32767, 32768, 65535, 1, 40000, 2]).numpy().astype("uint16")
-    data._place({"train": ids, "val": ids}, 3)
-    assert data.batch("train", slice(None)).ids.tolist() == [[0, 32767, 32768], [65535, 1, 40000]]
-    assert data.batch("train", slice(None)).targets.tolist() == [[32767, 32768, 65535], [1, 40000, 2]]
-    assert data.batch("train", slice(None)).sizes.tolist() == [[3, 12], [3, 12]]
-
-
-# -- vocabularies -----------------------------------------------------------------------------------------------------
-
-
 def test_byte_pairs_are_the_same_in_every_process() -> None:
-    code = (
-        "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
-    )
+    code = "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).text)"
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True
         )
         for _ in range(2)
     ]
-    assert {output.stdout.strip() for output in outputs} == {train_byte_pairs([TEXT], 300).to_str().strip()}
+    assert {output.stdout.strip() for output in outputs} == {train_byte_pairs([TEXT], 300).text.strip()}
 
 
-@pytest.mark.parametrize("make", [Bytes, lambda: Characters(sorted(set(TEXT))), lambda: train_byte_pairs([TEXT], 300)])
-def test_a_vocabulary_is_unchanged_when_it_is_read_again(make: Callable[[], Vocabulary]) -> None:
-    first = make()
-    again = read_vocabulary(first.to_str())
-    assert type(again) is type(first)
+@pytest.mark.parametrize("first", [BYTES, characters(sorted(set(TEXT))), train_byte_pairs([TEXT], 300)], ids=range(3))
+def test_a_vocabulary_is_unchanged_when_it_is_read_again(first: Vocabulary) -> None:
+    again = read_vocabulary(first.text)
+    assert again.text == first.text
     assert again.sizes.tolist() == first.sizes.tolist()
     ids = first.encode([TEXT[:30], TEXT[30:]])
     assert again.encode([TEXT[:30], TEXT[30:]]).tolist() == ids.tolist()
     assert again.decode(ids.tolist()) == TEXT
     assert first.sizes[ids].sum() == len(TEXT.encode())
-
-
-# -- cache and files --------------------------------------------------------------------------------------------------
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -224,10 +196,6 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
                    r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
     "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"),
                   r"damaged data file .*train_part.parquet \(.*\); delete it"),
-    "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"),
-                  r"test.parquet has no column 'text', only texts"),
-    "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
-             r"test.parquet: row 1 has no text in column 'text' but None; remove such rows"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet .*Invalid UTF8"),
 }  # fmt: skip
@@ -260,9 +228,6 @@ def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], mes
         CorpusData(root, **options)
 
 
-# -- the model --------------------------------------------------------------------------------------------------------
-
-
 def lm(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
     torch.manual_seed(seed)
     data: Any = SimpleNamespace(vocab_size=vocab_size, length=length)
@@ -285,29 +250,6 @@ def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
     torch.testing.assert_close(model(ids), plain_logits(model, ids, 3, options.get("window")), rtol=1e-10, atol=1e-10)
 
 
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"attention": "fixed_head", "head_dim": 6},
-    {"attention": "dcmha"},
-    {"attention": "dcmha", "window": 3},
-    {"window": 3},
-]
-
-
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_later_tokens_change_no_earlier_output(options: dict[str, Any]) -> None:
-    changed = 4
-    model = lm(width=8, num_heads=2, layers=2, **options).double().model
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    ids = torch.randint(12, (3, 8), generator=torch.Generator().manual_seed(0))
-    other = ids.clone()
-    other[:, changed] = (ids[:, changed] + 1) % 12
-    before, after = model(ids), model(other)
-    torch.testing.assert_close(after[:, :changed], before[:, :changed], rtol=1e-12, atol=1e-12)
-    assert (after[:, changed:] - before[:, changed:]).abs().amin((0, 2)).gt(0).all()
-
-
 def numbers(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
@@ -328,24 +270,6 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
     with torch.device("meta"):
         model = lm(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
     assert numbers(model) == count
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 0}, "layers=0 is out of range"),
-        ({"window": 0}, "window=0 is out of range"),
-        ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must be in \[0, 1\)"),
-        ({"mlp": "relu"}, "mlp=relu is not known: it must be gelu or swiglu"),
-        ({"attention": "fixed_head", "head_dim": 5}, r"head_dim=5 .* is odd"),
-    ],
-)
-def test_options_of_the_model_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lm(**options)
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 def config(root: Path, store: Path, opt: str = "adamw", **words: Any) -> RunConfig:
@@ -405,7 +329,6 @@ def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
     assert "".join(line.removeprefix("  | ") for line in shown).startswith(
         result.specimen.split("\n")[0].replace("\r", " ")
     )
-    assert json.loads(cli("fit", *words, "--device", "cpu", "--json").out)["specimen"] == result.specimen
     first = result.specimen
     assert cli("fit", *words, "--device", "cpu", "--rerun").code == 0
     assert Store(store).get(result.run_id).specimen == first
@@ -413,35 +336,4 @@ def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
     assert len({stored.specimen for stored in Store(store).runs()}) == 2
 
 
-def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
-    result = run(config(root, store), progress=False)
-    result.specimen = "a\x1b[31mbc\r\nd"
-    lines_ = result_lines(result, store)
-    assert lines_[1:4] == ["the trained model writes:", "  | a [31mbc ", "  | d"]
-    result.specimen = None
-    assert "writes" not in "".join(result_lines(result, store))
-    assert len(result_json(result, store)) == 10
-
-
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_cache: Path) -> None:
-    words = ("--task", "lm", "--data", root)
-    before = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert before.code == 0
-    assert "train_part.parquet  60 rows  part of 1,801,350 rows" in before.out
-    assert before.out.count("tokenised: not yet") == 3
-    prepared = ("--task.corpus", "wikitext103", "--task.tokens", "byte", "--task.length", 8)
-    assert cli("data", "prepare", *words, *prepared).code == 0
-    after = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert after.out.count("tokenised: 256 tokens (0.0 MiB)") == 3
-    assert f"input.txt  {len(TEXT.encode()):,} bytes  part of 1,115,394 bytes" in cli("data", "status", *words).out
-    pile = cli("data", "status", *words, "--task.corpus", "pile")
-    assert pile.code == 1
-    fetch = f"bench data prepare --task lm --task.corpus pile --data {root}"
-    assert pile.out.endswith(f"  copy missing files there, or fetch them: {fetch}\n")
-    (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1")
-    damaged = cli("data", "status", *words, "--task.corpus", "wikitext103")
-    assert "\n  delete damaged files first\n  copy missing files there, or fetch them: bench data" in damaged.out
-    assert data_diagnosis(TASKS["lm"], root).level == "note"

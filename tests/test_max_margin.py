@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from tasks.theory.max_margin import NO_MARGIN, attention_svm, fact, or_reason, separator, solve
+from tasks.theory.max_margin import NO_MARGIN, attention_svm, fact, or_reason, solve
 
 pytestmark = pytest.mark.numeric
 
@@ -89,21 +89,6 @@ def test_the_attention_svm_equals_the_primal_solution(kind: str) -> None:
     assert unsolvable >= 5
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 3), (10, 2), (20, 12), (40, 30), (60, 10)])
-def test_the_separator_equals_the_primal_solution(n: int, d: int) -> None:
-    for seed in range(10):
-        tokens = draw("normal", n, 1, d, seed)[0][:, 0]
-        labels = torch.where(tokens[:, 0] > 0, 1, -1)
-        tokens[:, 0] += 0.1 * labels
-        ours, theirs = separator(tokens, labels), primal((labels[:, None] * tokens).numpy())
-        assert ours is not None
-        assert theirs is not None
-        v, solution = ours
-        np.testing.assert_allclose(v.numpy(), theirs, rtol=0, atol=1e-6 * solution.norm)
-        assert solution.norm == pytest.approx(float(v.norm()), rel=1e-10)
-        assert_optimal((labels[:, None] * tokens).numpy(), v.numpy(), solution.weights)
-
-
 small_matrices = st.tuples(st.integers(1, 8), st.integers(1, 4)).flatmap(
     lambda shape: arrays(np.int64, shape, elements=st.integers(-3, 3))
 )
@@ -112,7 +97,7 @@ small_matrices = st.tuples(st.integers(1, 8), st.integers(1, 4)).flatmap(
 @given(C=small_matrices)
 @example(C=np.array([[1, 0], [0, 0]]))
 @example(C=np.array([[1, 0], [-1, 0], [1, 3], [-2, 2]]))  # the origin lies in a face of the hull
-@example(C=np.array([[-1, 0, 0], [-1, 0, 0], [-1, 0, 0], [1, 0, 0], [0, 2, 0], [2, 0, 0]]))  # Clarabel stops short
+@example(C=np.array([[-1, 0, 0], [-1, 0, 0], [-1, 0, 0], [1, 0, 0], [0, 2, 0], [2, 0, 0]]))
 @example(C=np.array([[0, 1, -1], [0, -1, 1], [1, 0, -1], [1, 1, 1]]))
 @example(C=np.array([[-1, 0], [-1, 1], [1, 1], [-1, 1], [-1, 0], [-1, 0], [-1, -1], [-1, -1]]))
 @settings(max_examples=300, deadline=None)
@@ -140,12 +125,7 @@ def test_an_instance_of_the_suite_is_solved_exactly_and_reproducibly(n: int, T: 
     assert solution.norm**2 == pytest.approx(solution.weights.sum(), rel=1e-12)
     assert solution.support == int((solution.weights > 0).sum()) < n * (T - 1)
     assert solution.weights.shape == (n * (T - 1),)
-    logits = torch.einsum("nta,ab,nb->nt", tokens, W, tokens[:, 0])
-    margins = logits.gather(1, optimal[:, None]) - logits
-    others = torch.arange(T) != optimal[:, None]
-    assert float(margins[others].min()) == pytest.approx(1, abs=1e-10)
-    tight = margins[others][torch.from_numpy(solution.weights) > 0]
-    torch.testing.assert_close(tight, torch.ones_like(tight), rtol=0, atol=1e-10)
+    assert_optimal(constraints(tokens, optimal), W.flatten().numpy(), solution.weights)
 
 
 def test_thin_margins_are_solved_right_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +150,7 @@ def test_thin_margins_are_solved_right_or_refused(monkeypatch: pytest.MonkeyPatc
         solved.append(angle)
     assert max(solved) == pytest.approx(1e-2)
     monkeypatch.setattr("tasks.theory.max_margin.ACCURACY", -1.0)
-    with pytest.raises(ArithmeticError, match=r"2 constraints was found within -1e\+00, .* margin at most 1.0e-03 of"):
+    with pytest.raises(ArithmeticError, match=r"2 constraints was found within -1e\+00: .* margin 1.0e-03 of"):
         solve(between(2e-3))
 
 

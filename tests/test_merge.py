@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.check import catalogue
-from bench.check.run import report_of, verdict_of, write
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
@@ -106,18 +104,6 @@ def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add)
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 1 already there, 0 skipped\n"
 
 
-def test_an_unfinished_run_is_not_copied(cli, tmp_path):
-    folder = begin_unfinished(tmp_path / "source", "a")
-    add_run(tmp_path / "dest", "b")
-    before = digest(tmp_path / "dest")
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (answer.out, answer.err) == (
-        "0 runs copied, 0 already there, 1 skipped\n",
-        f"bench: note: {folder} has not finished\n",
-    )
-    assert digest(tmp_path / "dest") == before
-
-
 def test_the_finished_run_of_the_destination_stays(cli, tmp_path):
     add_run(tmp_path / "source", "a", final=0.125)
     add_run(tmp_path / "dest", "a")
@@ -144,16 +130,6 @@ def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path):
     (tmp_path / "dest" / "empty").mkdir()
     assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
     assert same(tmp_path / "source", tmp_path / "dest")
-
-
-def test_reports_of_checks_are_merged(cli, tmp_path):
-    source, dest = tmp_path / "source", tmp_path / "dest"
-    for store, opt, word in ((source, "adam", "pass"), (source, "sgd", "pass"), (dest, "sgd", "fail")):
-        write(store, report_of(opt, {}, [verdict_of(catalogue()["groups"], {"verdict": word})]))
-    answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (0, "0 runs copied, 0 already there, 0 skipped; 1 record of checks copied\n")
-    assert {c.name: c.serious for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
-    assert no_trace(dest)
 
 
 def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
@@ -191,11 +167,3 @@ def test_running_attempts_are_left_alone(cli, source, tmp_path):
     assert list(seen(tmp_path / "dest")) == list("abcd")
     folder.drop()
     block.drop()
-
-
-def test_a_destination_below_a_file(cli, source, tmp_path):
-    (tmp_path / "file").touch()
-    answer = cli("merge", source, tmp_path / "file/dest")
-    assert (answer.code, answer.out) == (2, "")
-    why = "Not a directory; name another DEST"
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'file/dest'}: {why}\n"

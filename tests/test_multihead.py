@@ -87,36 +87,16 @@ def gradient_descent(data: SequenceData, H: int, eta_U: float, eta_W: float, ste
     return task
 
 
-def plain_descent(data: SequenceData, eta_V: float, eta_W: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """One head from zero in numpy, with gradients written out by hand."""
-    X, y, _ = (part.numpy() for part in data.batch("train", ALL))
-    n, T, d = X.shape
-    V, W = np.zeros((T, d)), np.zeros((d, d))
-    for _ in range(steps):
-        grad_V, grad_W = np.zeros_like(V), np.zeros_like(W)
-        for x, sign in zip(X, y, strict=True):
-            P = np.exp(x @ W @ x.T)
-            P /= P.sum(axis=1, keepdims=True)
-            values = V @ x.T
-            slope = -sign / (1 + np.exp(sign * (P * values).sum())) / n
-            grad_V += slope * P @ x
-            grad_W += slope * x.T @ (P * (values - (P * values).sum(axis=1, keepdims=True))) @ x
-        V, W = V - eta_V * grad_V, W - eta_W * grad_W
-    return V, W
-
-
 @pytest.mark.parametrize("H", HEADS)
 def test_many_heads_from_zero_are_one_slower_head(H: int) -> None:
     data, eta, steps = mixture(), 0.8, 100
     many = gradient_descent(data, H, eta, eta, steps)
     one = gradient_descent(data, 1, eta, eta / H, steps)
-    V, W = plain_descent(data, eta, eta / H, steps)
-    assert np.abs(W).max() > 0.01
+    assert float(one.heads.W.detach().abs().max()) > 0.01
     batch = data.batch("train", ALL)
     for h in range(H):
-        for expected_W, expected_V in ((one.heads.W[0], one.heads.U[0]), (torch.tensor(W), torch.tensor(V))):
-            torch.testing.assert_close(many.heads.W[h], expected_W, rtol=0, atol=1e-12)
-            torch.testing.assert_close(many.heads.U[h] * sqrt(H), expected_V, rtol=0, atol=1e-12)
+        torch.testing.assert_close(many.heads.W[h], one.heads.W[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(many.heads.U[h] * sqrt(H), one.heads.U[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(many.loss(batch).loss, one.loss(batch).loss, rtol=0, atol=1e-12)
 
 
@@ -183,11 +163,8 @@ def test_a_problem_belongs_to_its_seed(cls: type[MixtureData] | type[PlantedData
 def test_bad_values_name_the_value_and_the_legal_range() -> None:
     for cls, options, message in (
         (MixtureData, {"T": 1}, r"T=1 is out of range: .*\[2, inf\)"),
-        (MixtureData, {"d": 6}, r"d=6 is out of range: .*\[7, inf\)"),
         (MixtureData, {"zeta": 0.04}, "zeta=0.04 is out of range: .*at least 1"),
         (MixtureData, {"S": 0.0}, r"S=0.0 is out of range: .*\(0, inf\)"),
-        (MixtureData, {"sigma": float("nan")}, "sigma=nan is out of range"),
-        (PlantedData, {"U_norm": 0.0}, "U_norm=0.0 is out of range"),
         (PlantedData, {"margin": 1e3, "n": 10}, "margin=1000.0 is out of range: fewer than 1 in 100 samples"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.store.store import Store
-from tasks.core import extras
+from tasks.core import files
 from tests.tiny import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -39,14 +38,8 @@ def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
     assert set(re.split(r"[\[\],]", every)[1:-1]) == declared.keys() - {"all"}
     sources = [path.read_text("utf-8") for top in ("bench", "tasks") for path in (ROOT / top).rglob("*.py")]
     named = {extra for text in sources for extra in re.findall(r"not_installed\(['\"]\w+['\"], ['\"](\w+)", text)}
-    assert {"papers", "hub"} <= named <= declared.keys()
+    assert {"hub"} <= named <= declared.keys()
     assert {"tensorboard", "wandb"} <= declared.keys()  # `--logger` names its own extras
-
-
-def test_the_readmes_commands_have_what_the_extras_bring() -> None:
-    # `uv run` installs the group dev, and no extra.
-    there = set(map(name, PROJECT["dependency-groups"]["dev"]))
-    assert {"clarabel", "tensorboard"} <= there
 
 
 def test_the_version_has_one_place() -> None:
@@ -66,24 +59,9 @@ def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.
 def test_a_missing_package_is_installed_by_uv_in_a_clone_and_by_pip_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert extras.not_installed("datasets", "hub").endswith(" is not installed: uv sync --extra hub")
-    monkeypatch.setattr(extras, "ROOT", tmp_path)
-    assert extras.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
-
-
-def test_without_the_solver_a_run_names_it_and_a_paper_is_refused(
-    cli, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "clarabel", None)
-    hint = "the package clarabel is not installed: uv sync --extra papers"
-    answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 3, "--device", "cpu")
-    assert answer.code == 0, answer.err
-    assert f"note: no comparison with att_svm, which is not solved: {hint}" in answer.out
-    [run] = Store(store).runs()
-    assert run.status == "completed"
-    answer = cli("reproduce", "vasudeva2025/fixed-decoder", "--quick")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err == f"bench: error: vasudeva2025/fixed-decoder: {hint}\n"
+    assert files.not_installed("datasets", "hub").endswith(" is not installed: uv sync --extra hub")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    assert files.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,6 @@ def test_threads_and_exit_handlers_are_waited_for_and_modules_are_not_torn_down(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["atexit", "thread"]
 
 
-def test_an_exception_is_shown_and_is_no_success(tmp_path: Path) -> None:
-    done = program("-c", PREPARED.replace("{end}", "1 / 0"), cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
-
-
 @pytest.mark.deep
 def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(tmp_path: Path) -> None:
     (tmp_path / "optimizers.py").write_text(OPTIMIZER)  # with the name of a package of the suite
@@ -80,36 +74,6 @@ def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(
     assert json.loads(done.stdout)["steps"] == 5
     thresholds = (tmp_path / "log").read_text().splitlines()
     assert thresholds[-5:] == [f"{gc.get_threshold()} True"] * 5  # during the run; before, a step is tested
-
-
-RUNS = """
-from bench import process
-
-process.begin()
-import gc, sys, weakref
-from bench.train import runner
-from bench.config.run_config import resolve
-
-build, tasks = runner.build, []
-
-def noting(config):
-    task, plan = build(config)
-    tasks.append(weakref.ref(task))
-    return task, plan
-
-runner.build = noting
-settings = {"task": "synthetic", "opt": "sgd", "device": "cpu", "trainer.max_steps": 5, "store": sys.argv[1]}
-for seed in range(2):
-    runner.run(resolve(settings | {"seed": seed}), progress=False)
-gc.collect()
-print([task() is None for task in tasks], gc.get_freeze_count() > 100_000)
-"""
-
-
-@pytest.mark.deep
-def test_objects_of_a_run_are_freed_after_it_and_imported_ones_are_not_scanned(tmp_path: Path) -> None:
-    done = program("-c", RUNS, tmp_path / "runs", cwd=tmp_path)
-    assert done.stdout == "[True, True] True\n", done.stderr
 
 
 @pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from importlib import import_module
 from itertools import chain
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 import optimizers
 import tasks
 from bench.config.run_config import resolve
-from benchmarks.__main__ import SUBJECTS
 from tests.tiny import ROOT
 
 IDS = {
@@ -68,8 +66,3 @@ def test_contributing_names_every_folder_of_the_product() -> None:
 @pytest.mark.parametrize(("task", "run_id"), IDS.items())
 def test_a_run_keeps_its_identity_wherever_its_task_lies(task: str, run_id: str) -> None:
     assert resolve({"task": task, "opt": "adam", "opt.lr": 1e-3}).run_id == f"{task}-adam-{run_id}"
-
-
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_every_subject_of_make_bench_can_be_loaded(name: str) -> None:
-    assert callable(import_module(f"benchmarks.{name}").measure)

@@ -1,4 +1,4 @@
-"""What `make publish` ships and writes: the arms with a schedule beside the reference results."""
+"""What `make publish` ships and writes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +9,9 @@ from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from tests.entered import collect_from, seeds
 from tests.stored import add_study, put
-from tools import publish, schedules, thinning
+from tools import publish, thinning
 
-COSINE = {"trainer.schedule": "cosine", "trainer.warmup": 0.05}
-CONSTANT = {"adam": 0.9, "adamw": 0.8, "sgd": 0.7}
-"""Accuracy at constant rates, by optimizer."""
 CURVE = {"step": [1, 100], **{name: [1.0, 0.5] for name in CURVE_FIELDS[1:]}}
-
-
-def fill(store: Path, gains: dict[str, float], words: dict[str, object] | None = None) -> None:
-    """Seven fresh seeds per optimizer, whose accuracy is that at a constant rate plus the gain."""
-    for opt, gain in gains.items():
-        runs = seeds(opt, [CONSTANT[opt] + gain + 0.001 * i for i in range(7)], words=words or {})
-        put(store, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
 
 
 def test_a_thinned_store_keeps_results_and_some_rows_of_curves(tmp_path: Path) -> None:
@@ -44,23 +34,6 @@ def test_a_thinned_store_keeps_results_and_some_rows_of_curves(tmp_path: Path) -
     assert len(curves[1]) <= 10
     measured = [len(thin.tables(run.run_id).get("measurements", {}).get("step", ())) for run in runs]
     assert measured == [0, 8]  # evenly and log-spaced rows coincide
-
-
-def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_reference(tmp_path: Path) -> None:
-    constant, arms = tmp_path / "constant", tmp_path / "arms"
-    fill(constant, dict.fromkeys(CONSTANT, 0.0))
-    fill(arms, {"adam": 0.05, "adamw": -0.05, "sgd": 0.0}, COSINE)
-    page = schedules.page(collect_from(constant), collect_from(arms))
-    assert page is not None
-    text = " ".join(page.split())
-    assert "against itself at a constant rate: better: adam; worse: adamw; no difference found: sgd." in text
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
-    assert "0.953 [0.9" in rows["adam"]
-    assert "Cut: lm, which the plan has too, is not trained." in text
-    assert rows["adam"].endswith("| better |")
-    assert rows["adamw"].endswith("| reference |")
-    assert rows["sgd"].endswith("| worse |")
-    assert schedules.page(collect_from(constant), None) is None
 
 
 def test_the_readme_has_findings_and_a_mark_for_each_verdict(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
     assert first.code == 0
     assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.api.introduction.OPTS, 7)
     assert [row["verdict"] for row in table["rows"]].count("reference") == 1
-    assert "sign tests over 7 seeds" in found["said"][0]
+    assert "Sign tests over 7 seeds" in found["said"][0]
     assert "without tuning" in found["said"][1]
     assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
     assert Path(found["plot"]).stat().st_size > 10_000
@@ -51,18 +51,3 @@ def test_the_proposed_next_commands_are_right() -> None:
 def test_a_plot_that_cannot_be_written_is_refused_before_training(cli, store: Path) -> None:
     assert "quick.gif" in fails(cli, "quickstart", "-o", "quick.gif")
     assert not store.exists()
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "said"),
-    [
-        (
-            {"gd": "reference", "ps": "better", "adam": "better", "ngd": "worse"},
-            "ps and adam end with a lower training loss, and ngd ends with a higher training loss than gd:",
-        ),
-        ({"gd": "reference", "ps": "no difference found"}, "No significant difference from gd: ps."),
-    ],
-)
-def test_the_verdict_in_words(verdicts: dict[str, str], said: str) -> None:
-    rows = [{"opt": opt, "verdict": verdict} for opt, verdict in verdicts.items()]
-    assert said in bench.api.introduction.verdict_in_words(rows)

@@ -84,22 +84,6 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float((a == b).sum() / len(a) * 2 - 1)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_as_many_are_dropped_as_the_rate_says(rate: float) -> None:
-    kept = at(slice(0, MANY >> 13)).keep(2, torch.empty(MANY >> 13, 1 << 13), rate)
-    deviation = (rate * (1 - rate) / MANY) ** 0.5
-    assert float((kept == 0).sum() / MANY) == pytest.approx(exact_rate(rate), abs=4 * deviation)
-    by_piece = (kept == 0).view(-1, 4).sum(0) / (MANY / 4)
-    assert by_piece.tolist() == pytest.approx([rate] * 4, abs=4 * 2 * deviation + 2**-17)
-
-
-@pytest.mark.parametrize(("n", "bound"), [(MANY >> 6, 8 * BIAS), pytest.param(MANY, BIAS, marks=pytest.mark.deep)])
-def test_neighbours_are_independent(kept: Tensor, n: int, bound: float) -> None:
-    kept = kept[:n]
-    by_lag = {lag: correlation(kept[:-lag], kept[lag:]) for lag in (*range(1, 65), 1 << 13)}  # also of the next sample
-    assert max(map(abs, by_lag.values())) < bound, by_lag
-
-
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("other", [{"stream": 2}, {"step": 1}, {"seed": 4}], ids=str)
 def test_layers_steps_and_seeds_are_independent(kept: Tensor, other: dict[str, int]) -> None:
@@ -119,6 +103,3 @@ def test_pieces_and_numbers_are_uniform() -> None:
         numbers = at(slice(0, MANY >> 10)).uniform(1, torch.empty(MANY >> 10, 1 << 6, dtype=dtype)).flatten()
         assert 0 <= float(numbers.min()) < float(numbers.max()) < 1
         assert torch.equal(numbers * 2.0**bits, (numbers * 2.0**bits).floor())
-        # Kolmogorov-Smirnov statistic; it exceeds 1.95 once in a thousand times.
-        place = torch.arange(1, len(numbers) + 1, dtype=torch.float64) / len(numbers)
-        assert float((numbers.double().sort().values - place).abs().max()) * len(numbers) ** 0.5 < 1.95

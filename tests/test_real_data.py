@@ -14,27 +14,9 @@ from bench.config.run_config import resolve
 from bench.train.runner import build, run
 from tasks import TASKS
 from tests.conftest import folder_with
-from tests.stored import read_curve
 from tests.tiny import ROOT
 
 pytestmark = pytest.mark.numeric
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("opt", "options"),
-    [("sngd", {"opt.lr": 0.3, "opt.max_step": 0.3}), ("sps", {"opt.c": 2, "opt.max_step": 0.5})],
-)
-def test_the_loss_falls_at_the_start_of_real_mnist(
-    opt: str, options: dict[str, float], real_data: Path, store: Path
-) -> None:
-    words = {"task": "mnist", "opt": opt, "data": real_data, "store": store, "task.n_train": 3000}
-    words |= {"trainer.max_steps": 60}
-    result = run(resolve(words | options), progress=False)
-    losses = [row[1] for row in read_curve(store / result.run_id)]
-    assert result.status == "completed"
-    assert sum(losses[-10:]) < 0.98 * sum(losses[:10])
-    assert result.part == "3,000 of 55,000 training images"
 
 
 @pytest.mark.deep

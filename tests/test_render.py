@@ -2,6 +2,7 @@
 terminal, and rich is imported only for a terminal."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -11,8 +12,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -49,50 +48,32 @@ TABLE = Table(
 BOARD = Board("quality", HARM, [TABLE], [HARM])
 
 
-class Page(HTMLParser):
-    """The tags and the cells of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags, self.rows = set[str](), list[list[str]]()
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data if self.lasttag in ("td", "th") else ""
+PLAIN = {"html", "meta", "title", "h2", "h3", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "p"}
 
 
 def reads_html(page: str) -> None:
-    found = Page(page)
-    assert not {"script", "b", "a", "img"} & found.tags
-    body = found.rows[1:]
-    assert [row[0].strip() for row in body] == list(VALUES)
-    assert [row[1].split() for row in body] == [cell(value).split() for value in VALUES.values()]
+    assert {*re.findall(r"<(\w+)", page)} == PLAIN
+    words = [html.unescape(word).split() for word in re.findall(r"<td>(.*?)</td>", page, re.DOTALL)]
+    assert words[:: len(COLUMNS)] == [[name] for name in VALUES]
+    assert words[1 :: len(COLUMNS)] == [cell(value).split() for value in VALUES.values()]
 
 
 def reads_csv(content: str) -> None:
     rows = list(csv.DictReader(io.StringIO(content)))
     assert [row["opt"] for row in rows] == list(VALUES)
     assert [float(row["value"]) for row in rows if row["opt"] in ("infinity", "small")] == [-math.inf, -1.5e-300]
-    own = {row["opt"]: row for row in rows}
-    assert (own["nan"]["value"], own["none"]["value"], own["great"]["value"]) == ("", "", str(2**70))
-    assert [own["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
-    assert [own["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
+    values = {row["opt"]: row for row in rows}
+    assert (values["nan"]["value"], values["none"]["value"], values["great"]["value"]) == ("", "", str(2**70))
+    assert [values["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
+    assert [values["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
 
 
 def reads_json(content: str) -> None:
     (board,) = json.loads(content, parse_constant=lambda token: pytest.fail(f"{token} is not JSON"))
-    own = {row["opt"]: row["value"] for row in board["tables"][0]["rows"]}
-    assert own["interval"] == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 5}
-    assert own["time"] == {"median": None, "low": 3, "high": None, "last": 100}
-    assert {name: own[name] for name in VALUES if name not in ("interval", "open", "time")} == {
+    values = {row["opt"]: row["value"] for row in board["tables"][0]["rows"]}
+    assert values["interval"] == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 5}
+    assert values["time"] == {"median": None, "low": 3, "high": None, "last": 100}
+    assert {name: values[name] for name in VALUES if name not in ("interval", "open", "time")} == {
         name: plain(value) for name, value in VALUES.items() if name not in ("interval", "open", "time")
     }
 
@@ -144,36 +125,6 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(wide, styled):
         assert re.sub(r"\s", "", cell(value)) in re.sub(r"\s", "", page)
 
 
-def test_columns_that_do_not_fit_follow_as_tables_that_name_their_rows():
-    own = [Column("opt", "optimizer"), Column("first", "a" * 20), Column("second", "b" * 20)]
-    rows = [{"opt": "adam", "first": 1, "second": 2}, {"opt": "sgd", "first": 3, "second": 4}]
-    boards = [Board("b", "board", [Table("t", own, rows)])]
-    assert text(boards, 60).splitlines()[5:] == [
-        "optimizer  aaaaaaaaaaaaaaaaaaaa  bbbbbbbbbbbbbbbbbbbb",
-        "adam                          1                     2",
-        "sgd                           3                     4",
-    ]
-    assert text(boards, 40).splitlines()[5:] == [
-        "optimizer  aaaaaaaaaaaaaaaaaaaa",
-        "adam                          1",
-        "sgd                           3",
-        "",
-        "optimizer  bbbbbbbbbbbbbbbbbbbb",
-        "adam                          2",
-        "sgd                           4",
-    ]
-
-
-@pytest.mark.parametrize("kind", ["table", "md", "tex", "html"])
-def test_flags_of_all_rows_are_a_note(kind):
-    rows = [{"opt": "adam", "flags": ["shipped", "own"]}, {"opt": "sgd", "flags": ["shipped"]}]
-    table = Table("t", [Column("opt", "optimizer"), Column("flags", "flags")], rows)
-    said = FORMATS[kind]([Board("b", "board", [table])])
-    assert (said.count("shipped"), said.count("all rows: shipped"), said.count("own")) == (1, 1, 1)
-    alone = FORMATS[kind]([Board("b", "board", [replace(table, rows=rows[:1])])])
-    assert (alone.count("shipped"), "all rows" in alone) == (1, False)
-
-
 def test_numbers_stand_on_the_right_and_words_on_the_left():
     rows = [("a", 1, 0.5, Interval(0.5, 0.25, 0.75, 3), True), ("bcd", 100, None, "diverged", False)]
     table = Table.of(["name", "n", "x", "interval", "is"], rows)
@@ -185,11 +136,6 @@ def test_numbers_stand_on_the_right_and_words_on_the_left():
     assert markdown_table(table)[1] == "| --- | ---: | ---: | ---: | --- |"
 
 
-def test_a_table_of_no_rows_says_so():
-    assert shown(Table.of(["a", "b"], [])) == ["a  b", "no rows"]
-    assert shown(Table.of(["", ""], [])) == []
-
-
 @pytest.mark.parametrize(("more", "bold"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
     program = "from bench.results.render import *; print(*shown(Table.of(['head'], [['[red]x']])), sep='\\n')"
@@ -197,6 +143,6 @@ def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-c", program], stdout=theirs, env=usual | {"TERM": "xterm"} | more, check=True)
     os.close(theirs)
-    said = os.read(ours, 1000).decode()
+    output = os.read(ours, 1000).decode()
     os.close(ours)
-    assert said.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"
+    assert output.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"

@@ -2,16 +2,17 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 import shlex
 import shutil
-from html.parser import HTMLParser
+import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from PIL import Image, ImageStat
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
@@ -24,46 +25,23 @@ from bench.plots.report import page
 from bench.run_summary import fit_words
 from bench.store.block import DONE
 from bench.store.record import RunResult
-from bench.store.stores import Stores
-from tests.browser import Chromium, Page
-from tests.test_charts import HOSTILE, add_run, add_study, collect_all, everything
+from tests.test_charts import HOSTILE, add_run, collect_all, everything
 
 
-class Reader(HTMLParser):
-    """The contents of a page: tags with their attributes, words by the tag around them, scripts separately."""
+class Reader:
+    """The contents of a page: tags with their attributes, text, and scripts separately."""
 
-    VOID = ("meta", "br", "link", "img", "input")
+    def __init__(self, page: str) -> None:
+        parts = re.split(r"<script[^>]*>(.*?)</script>", page, flags=re.DOTALL)
+        body, self.scripts = re.sub(r"<style>.*?</style>", "", "".join(parts[::2]), flags=re.DOTALL), parts[1::2]
+        self.tags = [
+            (tag, {name: html.unescape(value) for name, value in re.findall(r'([\w-]+)="([^"]*)"', words)})
+            for tag, words in re.findall(r"<([a-z]\w*)([^>]*)>", body)
+        ]
+        self.text = html.unescape(re.sub(r"<[^>]+>", "", body))
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[tuple[str, str]] = []
-        self.scripts: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "script":
-            self.scripts.append("")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
-        else:
-            self.words.append((self.open[-1] if self.open else "", data))
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
+    def of(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.tags if name == tag]
-
-    @property
-    def text(self) -> str:
-        return " ".join(word for tag, word in self.words if tag not in ("style", "title"))
 
 
 def report(what: Collected, runs: int = 4) -> str:
@@ -81,7 +59,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_is_whole_and_in_order(hostile):
     read = Reader(hostile)
-    assert not read.open
     assert read.of("html")[0]["lang"] == "en"
     assert len(read.of("title")) == len(read.of("h1")) == len(read.of("main")) == 1
     levels = [int(tag[1]) for tag, _ in read.tags if re.fullmatch("h[1-6]", tag)]
@@ -185,7 +162,7 @@ def test_the_command_of_a_row_makes_its_runs(words):
 def test_names_are_words_and_nothing_else(hostile):
     read = Reader(hostile)
     assert HOSTILE in read.text
-    assert [script.get("type") for script in read.of("script")] == ["application/json", "module", "module"]
+    assert len(read.scripts) == 3
     assert HOSTILE in json.loads(read.scripts[0])["charts"]["curves-0"]["names"]
     assert "<" not in read.scripts[0]
     assert not read.of("b")
@@ -209,6 +186,42 @@ def test_the_page_runs_its_scripts_alone_and_loads_nothing(hostile):
 # -- in a browser ---------------------------------------------------------------------------------------------------
 
 
+FLAGS = (
+    "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run",
+    "disable-background-networking", "host-resolver-rules=MAP * ~NOTFOUND", "enable-logging=stderr",
+    "virtual-time-budget=20000", "run-all-compositor-stages-before-draw", "dump-dom",
+)  # fmt: skip
+"""In virtual time, a page that waits takes no time."""
+
+
+def with_script(text: str, script: str) -> str:
+    """A page with another script that it runs."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1) + f'<script type="module">{script}</script>'
+
+
+def evaluate(page: Path, script: str, *, dark: bool = False) -> tuple[Any, list[str]]:
+    """What a script in a page, the body of an async function, returns as JSON; and the lines of the console."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    answer = '{const pre = document.createElement("pre"); pre.id = "answer"; document.body.append(pre);'
+    answer += "pre.textContent = JSON.stringify(await (async () => {" + script + "})());}"
+    copy = page.with_name(f"{page.stem}-tested.html")
+    copy.write_text(with_script(page.read_text("utf-8"), answer), "utf-8")
+    flags = [
+        *FLAGS,
+        f"user-data-dir={page.parent / 'chromium'}",
+        f"blink-settings=preferredColorScheme={int(not dark)}",
+    ]
+    command = [program, *(f"--{flag}" for flag in flags), copy.as_uri()]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    value = re.search(r'<pre id="answer">(.*?)</pre>', process.stdout, re.DOTALL)
+    console = [line for line in process.stderr.splitlines() if "CONSOLE" in line]
+    assert value is not None, console
+    return json.loads(html.unescape(value[1])), console
+
+
 @pytest.fixture
 def shown(hostile: str, tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
@@ -216,173 +229,109 @@ def shown(hostile: str, tmp_path: Path) -> Path:
     return path
 
 
-def column(tab: Page, table: int, name: str) -> tuple[list[str], list[str]]:
-    """The words of a column, and the `aria-sort` of all columns."""
-    script = f"""(() => {{
-        const table = document.querySelectorAll("table")[{table}], heads = [...table.tHead.rows[0].cells];
-        const at = heads.findIndex((head) => head.textContent === {json.dumps(name)});
-        return [[...table.tBodies[0].rows].map((row) => row.cells[at].textContent), heads.map((head) => head.ariaSort)];
-    }})()"""
-    words, sorts = tab.evaluate(script)
-    return words, sorts
-
-
-def focus(tab: Page, table: int, name: str) -> None:
-    heads = f'[...document.querySelectorAll("table")[{table}].querySelectorAll("thead button")]'
-    tab.evaluate(f"{heads}.find((button) => button.textContent === {json.dumps(name)}).focus()")
-
-
-def settle(tab: Page) -> None:
-    """Wait until the requested change is painted."""
-    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+@pytest.mark.deep
+def test_the_page_works_alone_and_its_button_switches_light_and_dark(shown):
+    script = """
+        const style = (words) => getComputedStyle(document.querySelector(words));
+        const colours = () => [style("body").backgroundColor, style("#curves-0 .plot svg").filter];
+        document.querySelector("#curves-0").closest("details").open = true;
+        document.querySelector("#curves-0").scrollIntoView();
+        while (!document.querySelector("#curves-0").view) await new Promise((done) => setTimeout(done, 20));
+        const button = document.querySelector("#theme"), first = [colours(), button.textContent];
+        button.click();
+        return [first, [colours(), button.textContent], performance.getEntriesByType("resource").length];
+    """
+    (light, changed, loaded), console = evaluate(shown, script)
+    assert (console, loaded) == ([], 0)
+    assert (light[0][0], light[1], changed[1]) == ("rgb(255, 255, 255)", "Dark colours", "Light colours")
+    assert light[0][1] != changed[0][1]
+    (dark, again, _), console = evaluate(shown, script, dark=True)
+    assert (dark, again, console) == (changed, light, [])
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_page_works_without_a_network_and_without_a_complaint(chromium: Chromium, shown, dark):
-    with chromium.page(shown, dark=dark) as tab:
-        settle(tab)
-        assert tab.complaints == []
-        assert tab.requests == [shown.resolve().as_uri()]
-        assert tab.evaluate("document.title")
-
-
-@pytest.mark.deep
-def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown):
+def test_a_script_that_gets_into_the_page_does_not_run(shown):
     harm = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
-    text = shown.read_text("utf-8").replace("<main", f"{harm}<img src='https://example.org/a.png'><main")
-    shown.write_text(text, "utf-8")
-    with chromium.page(shown) as tab:
-        assert tab.evaluate("window.harmed") is None
-        assert any("Content Security Policy" in complaint for complaint in tab.complaints)
-
-
-READY = """(async () => {
-    while (!document.querySelector("#curves-0")?.view) await new Promise((done) => setTimeout(done, 20));
-})()"""
+    shown.write_text(shown.read_text("utf-8").replace("<main", f"{harm}<main"), "utf-8")
+    harmed, console = evaluate(shown, "return window.harmed === true;")
+    assert not harmed
+    assert any("Content Security Policy" in line for line in console)
 
 
 @pytest.mark.deep
-def test_charts_show_values_isolate_a_name_and_obey_the_filter(chromium: Chromium, store, tmp_path):
+def test_charts_show_values_isolate_a_name_and_obey_the_filter(store, tmp_path):
     for seed in range(3):
         add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
         add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
     path = tmp_path / "a.html"
     path.write_text(report(collect_all(store)), "utf-8")
-    lines = '[...document.querySelectorAll("#curves-0 .mark-line path")].map((path) => +path.getAttribute("opacity"))'
-    with chromium.page(path) as tab:
-        tab.evaluate(READY)
-        assert tab.evaluate(lines) == [1, 1]
-        # The last point of sgd: the points of adam come first.
-        x, y = tab.evaluate("""(() => {
-            document.querySelector("#curves-0").scrollIntoView();
-            const box = document.querySelectorAll("#curves-0 .mark-symbol path")[5].getBoundingClientRect();
-            return [box.x + box.width / 2, box.y + box.height / 2];
-        })()""")
-        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + 1, y=y)
-        settle(tab)
-        tip = tab.evaluate('document.querySelector("#vg-tooltip-element.visible")?.textContent')
-        assert "sgd" in tip
-        assert "1000" in tip
-        place = """(() => {
-            const box = document.querySelector("#curves-0 .role-legend-label text").getBoundingClientRect();
-            return [box.x + 3, box.y + 3];
-        })()"""
-        x, y = tab.evaluate(place)
-        for kind in ("mousePressed", "mouseReleased"):
-            tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-        settle(tab)
-        assert tab.evaluate(lines) == [1, pytest.approx(0.08)]
-        for words in ('[data-name="sgd"]', '[data-task="0"]'):
-            tab.evaluate(f"document.querySelector('.chip{words}').click()")
-        settle(tab)
-        assert tab.evaluate('document.querySelectorAll("tr[data-opt=sgd]:not([hidden])").length') == 0
-        assert tab.evaluate('document.querySelector("#problem-0").hidden')
-        tab.evaluate("document.querySelector('.chip[data-task=\"0\"]').click()")
-        tab.evaluate(
-            '(async () => { while (document.querySelectorAll("#curves-0 .mark-line path").length != 1)'
-            " await new Promise((done) => setTimeout(done, 20)); })()"
-        )
-        assert tab.complaints == []
+    tip, first, isolated, rows, hidden, lines = evaluate(
+        path,
+        """
+        const all = (words) => [...document.querySelectorAll(words)], chart = document.querySelector("#curves-0");
+        const wait = async (ready) => { while (!ready()) await new Promise((done) => setTimeout(done, 20)); };
+        const lines = () => all("#curves-0 .mark-line path").map((path) => +path.getAttribute("opacity"));
+        const act = (kind, part) => {
+            const box = part.getBoundingClientRect(), place = {clientX: box.x + 1, clientY: box.y + 1};
+            part.dispatchEvent(new PointerEvent(kind, {bubbles: true, ...place}));
+        };
+        chart.scrollIntoView();
+        await wait(() => chart.view);
+        const first = lines();
+        act("pointermove", all("#curves-0 .mark-symbol path")[5]);  // the points of adam come first
+        await wait(() => document.querySelector("#vg-tooltip-element.visible"));
+        const tip = document.querySelector("#vg-tooltip-element").textContent;
+        act("click", document.querySelector("#curves-0 .role-legend-label text"));
+        await wait(() => lines().includes(1) && lines().some((opacity) => opacity < 1));
+        const isolated = lines();
+        for (const words of ["[data-name=sgd]", "[data-task='0']"]) document.querySelector(`.chip${words}`).click();
+        const rows = all("tr[data-opt=sgd]:not([hidden])").length, hidden = document.querySelector("#problem-0").hidden;
+        document.querySelector(".chip[data-task='0']").click();
+        await wait(() => lines().length === 1);
+        return [tip, first, isolated, rows, hidden, lines().length];
+        """,
+    )[0]
+    assert "sgd" in tip
+    assert "1000" in tip
+    assert (first, isolated) == ([1, 1], [1, pytest.approx(0.08)])
+    assert (rows, hidden, lines) == (0, True, 1)
 
 
 @pytest.mark.deep
-def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path):
-    key = "Enter", "\r"
-    for opt, lr in (("sgd", 0.1), ("adam", 0.1), ("adamw", 0.1), ("sngd", 0.1)):
-        for seed in range(2 if opt == "adamw" else 3):
-            add_run(store, opt=opt, seed=seed, words={"opt.lr": lr}, final={"sgd": 0.5, "adam": 9, "sngd": 10}.get(opt))
+def test_tables_sort_by_words_and_numbers_with_missing_values_last(store, tmp_path):
+    for opt, final in (("sgd", 0.5), ("adam", 9), ("adamw", None), ("sngd", 10)):
+        for seed in range(3 if final else 2):
+            add_run(store, opt=opt, seed=seed, words={"opt.lr": 0.1}, final=final)
     path = tmp_path / "a.html"
     path.write_text(report(collect_all(store, settings="all")), "utf-8")
-    with chromium.page(path) as tab:
-        names, sorts = column(tab, 1, "optimizer")
-        assert set(sorts) == {"none"}
-        focus(tab, 1, "optimizer")
-        tab.press(*key)
-        names, sorts = column(tab, 1, "optimizer")
-        assert names == sorted(names) == ["adam", "adamw", "sgd", "sngd"]
-        assert sorted(set(sorts)) == ["ascending", "none"]
-        tab.press(*key)
-        names, sorts = column(tab, 1, "optimizer")
-        assert names == ["sngd", "sgd", "adamw", "adam"]
-        assert "descending" in sorts
-        # Numbers by value; missing values stay last.
-        focus(tab, 1, "test accuracy")
-        tab.press(*key)
-        assert column(tab, 1, "optimizer")[0] == ["sgd", "adam", "sngd", "adamw"]
-        tab.press(*key)
-        assert column(tab, 1, "optimizer")[0] == ["sngd", "adam", "sgd", "adamw"]
-        tab.press(*key)
-        assert tab.evaluate('document.querySelectorAll("th[aria-sort=ascending]").length') == 1
-
-
-def colours(tab: Page, path: Path) -> tuple[float, str]:
-    """How bright the page is, and what changes the colours of a chart."""
-    tab.evaluate(f'document.getElementById("curves-0").scrollIntoView(); {READY}')
-    settle(tab)
-    tab.screenshot(path)
-    with Image.open(path) as image:
-        bright = ImageStat.Stat(image.convert("L")).mean[0]
-    return bright, tab.evaluate('getComputedStyle(document.querySelector("#curves-0 svg")).filter')
+    (words, numbers, sorts), console = evaluate(
+        path,
+        """
+        const table = document.querySelectorAll("table")[1], heads = [...table.tHead.rows[0].cells];
+        const sorted = (name) => {
+            heads.find((head) => head.textContent === name).querySelector("button").click();
+            return [...table.tBodies[0].rows].map((row) => row.querySelector("th").textContent);
+        };
+        const twice = (name) => [sorted(name), sorted(name)];
+        return [twice("optimizer"), twice("test accuracy"), heads.map((head) => head.ariaSort).sort().slice(0, 2)];
+        """,
+    )
+    assert words == [["adam", "adamw", "sgd", "sngd"], ["sngd", "sgd", "adamw", "adam"]]
+    assert numbers == [["sgd", "adam", "sngd", "adamw"], ["sngd", "adam", "sgd", "adamw"]]
+    assert (sorts, console) == (["descending", "none"], [])
 
 
 @pytest.mark.deep
-def test_the_button_switches_light_and_dark(chromium: Chromium, shown, tmp_path):
-    seen = {}
-    for dark in (False, True):
-        with chromium.page(shown, dark=dark) as tab:
-            seen[dark] = colours(tab, tmp_path / f"{dark}.png")
-            name = tab.evaluate('document.getElementById("theme").textContent')
-            assert name == ("Light colours" if dark else "Dark colours")
-            tab.evaluate('document.getElementById("theme").focus()')
-            tab.press("Enter", "\r")
-            changed = colours(tab, tmp_path / f"{dark}-changed.png")
-            assert (changed[0] < 100) != dark
-            assert changed[1] != seen[dark][1]
-            assert tab.evaluate("localStorage.length + document.cookie.length") == 0
-            assert tab.complaints == []
-    assert seen[False][0] > 200 > 60 > seen[True][0]
-    assert seen[False][1] != seen[True][1]
-
-
-@pytest.mark.deep
-def test_a_phone_scrolls_tables_in_their_boxes(chromium: Chromium, shown):
-    with chromium.page(shown, width=390) as tab:
-        settle(tab)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-        assert (
-            tab.evaluate("Math.max(...[...document.querySelectorAll('.scroll')].map((box) => box.scrollWidth))") > 390
-        )
-
-
-def test_studies_of_several_stores_are_named_on_one_page(store, tmp_path):
-    other = tmp_path / "other"
-    winner = add_run(store, seed=1000)
-    for seed in range(3):
-        add_run(other, seed=seed)
-    add_study(store, "mnist", "sgd", {0.1: 0.5}, winner)
-    assert results(["report", "-o", str(tmp_path / "a.html"), "--store", str(store), "--store", str(other)]) == 0
-    text = re.sub(r"\s+", " ", (tmp_path / "a.html").read_text("utf-8"))
-    assert "4 runs in the stores “runs” and “other”" in text
-    assert "mnist-sgd-study" in text
-    assert len(Stores([store, other]).runs) == 4
+def test_a_phone_scrolls_tables_in_their_boxes(shown, tmp_path):
+    frame = tmp_path / "frame.html"  # windows are wider
+    frame.write_text(f'<meta content="script-src "><iframe width=390 height=900 src="{shown.as_uri()}"></iframe>')
+    script = """
+        addEventListener("message", (event) => window.widths = event.data);
+        while (!window.widths) await new Promise((done) => setTimeout(done, 20));
+        return window.widths;
+    """
+    widths = "[...document.querySelectorAll('html, .scroll')].map((box) => box.scrollWidth)"
+    posted = f"addEventListener('load', () => parent.postMessage({widths}, '*'))"
+    shown.write_text(with_script(shown.read_text("utf-8"), posted), "utf-8")
+    (whole, *boxes), _ = evaluate(frame, script)
+    assert whole <= 390 < max(boxes)

@@ -10,7 +10,6 @@ import torch
 
 from bench.progress import Progress
 from bench.store.store import Store
-from bench.train.callbacks import Recorder
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.outcomes import outcome
@@ -112,29 +111,6 @@ def test_a_second_interrupt_ends_at_once(cli, interrupt, store, monkeypatch):
     assert only_run(store).status == "killed"
 
 
-def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypatch):
-    """A terminal sends Ctrl-C to all processes of a group, and a parent may pass it on."""
-    interrupt(100)
-    save = Recorder._save
-
-    def save_and_interrupt(self, trainer):
-        signal.raise_signal(signal.SIGTERM)
-        save(self, trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 1e9)
-        patch.setattr(Recorder, "_save", save_and_interrupt)
-        answer = cli(*SYNTHETIC, *SPS)
-    assert answer.code == 130
-    assert "stopped by SIGINT at step 100" in answer.out
-    assert Store(store).last_checkpoint([only_run(store).run_id])
-
-
-def test_resuming_a_finished_run_returns_it(cli, store):
-    first = cli(*SYNTHETIC, *SPS, "--json")
-    assert cli("fit", "--resume", only_run(store).run_id, "--json").out == first.out
-
-
 # -- what cannot be resumed -----------------------------------------------------------------------------------------
 
 
@@ -150,11 +126,6 @@ def refused(cli, *words: object) -> str:
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.count("\n") == 1
     return answer.err
-
-
-def test_only_a_run_of_the_store_can_be_resumed(cli, killed, tmp_path):
-    assert f"did you mean '{killed.run_id}'?" in refused(cli, "--resume", killed.run_id[:-1])
-    assert f"there is no store {tmp_path}/none" in refused(cli, "--resume", killed.run_id, "--store", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -177,14 +148,6 @@ def test_a_resumed_run_keeps_its_settings(cli, killed, words, named):
 def test_a_run_of_another_version_is_not_continued(cli, killed, monkeypatch, known, name):
     monkeypatch.setitem(known, name, replace(known[name], version=99))
     assert "was started with another version of its task or optimizer" in refused(cli, "--resume", killed.run_id)
-
-
-def test_without_a_checkpoint_there_is_nothing_to_continue(cli, killed, store):
-    Store(store).last_checkpoint([killed.run_id]).unlink()
-    assert "was killed before its first checkpoint; train again without --resume" in refused(
-        cli, "--resume", killed.run_id
-    )
-    assert cli(*SYNTHETIC, *SPS).code == 0
 
 
 def halve(path: Path) -> None:
@@ -220,8 +183,5 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     path = Store(store).last_checkpoint([killed.run_id]).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
     assert Store(store).last_checkpoint([killed.run_id]) is None
-    assert "was killed in a sweep, which trains it with others; repeat the sweep's command" in refused(
-        cli, "--resume", killed.run_id
-    )
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")

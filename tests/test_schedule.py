@@ -137,27 +137,6 @@ class Without(torch.optim.Optimizer):
         return closure() if closure else None
 
 
-def test_a_default_schedule_is_no_part_of_a_runs_identity() -> None:
-    plain = resolve({**SMALL, "opt": "adam"})
-    constant = {"trainer.schedule": "constant", "trainer.warmup": "0"}
-    assert resolve({**SMALL, "opt": "adam", **constant}).run_id == plain.run_id
-    others = [{"trainer.schedule": "cosine"}, {"trainer.warmup": "0.1"}, {"task.sigma": "0.37"}]
-    assert len({plain.run_id, *(resolve({**SMALL, "opt": "adam", **other}).run_id for other in others)}) == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"trainer.schedule": "cosin"}, "--trainer.schedule 'cosin'"),
-        ({"trainer.warmup": "1"}, "--trainer.warmup '1'"),
-        ({"trainer.floor": "-0.1"}, "--trainer.floor '-0.1'"),
-    ],
-)
-def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        resolve({**SMALL, "opt": "adam", **words})
-
-
 def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     words = {"trainer.schedule": "cosine"}
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))

@@ -3,16 +3,10 @@
 import math
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from bench.results.selection import above_infimum, best_index, final_value, seed_median, selected
 from bench.store.record import RunResult
 from bench.text import CONVERGED
-
-often = settings(max_examples=300, deadline=None, derandomize=True, database=None)
-ends = st.none() | st.floats(-100, 100)
-modes = st.sampled_from(["min", "max"])
 
 
 def run(final=None, status="completed", metric="loss", excess=None, evaluations=()) -> RunResult:
@@ -58,12 +52,10 @@ def test_the_value_of_a_run(result, above, final, value):
 @pytest.mark.parametrize(
     ("runs", "above"),
     [
-        ([run(3.0, excess=1.0), run(2.0, excess=0.0)], True),
+        ([run(3.0, excess=1.0), run(2.0, excess=0.0), run(None)], True),  # a run without a value does not matter
         ([run(3.0, excess=1.0), run(2.0)], False),
-        ([run(3.0, excess=1.0), run(None)], True),  # a run without a value does not matter
         ([run(3.0, excess=1.0, status="diverged")], True),
         ([run(0.5, metric="accuracy", excess=1.0)], False),
-        ([run(3.0)], False),
     ],
 )
 def test_whether_losses_are_compared_above_their_infimum(runs, above):
@@ -76,16 +68,12 @@ def test_whether_losses_are_compared_above_their_infimum(runs, above):
 @pytest.mark.parametrize(
     ("values", "mode", "median"),
     [
-        ([3.0, 1.0, 2.0], "min", 2),
         ([4.0, 1.0, 3.0, 2.0], "min", 2.5),
         ([1.0], "max", 1),
         ([1.0, 2.0, 3.0, None], "min", 2.5),
         ([1.0, 2.0, 3.0, None], "max", 1.5),
         ([1.0, 2.0, None], "min", 2),
-        ([1.0, 2.0, None], "max", 1),
-        ([1.0, None], "min", None),  # exactly half
-        ([1.0, 2.0, None, None], "max", None),
-        ([1.0, None, None], "min", None),
+        ([1.0, 2.0, None, None], "max", None),  # exactly half
         ([None], "min", None),
         ([], "min", None),
         ([1e308, 1.7e308], "min", None),
@@ -104,13 +92,10 @@ def test_the_median_over_seeds(values, mode, median):
         ([9.0, 1.0, 2.0], "min", -math.inf, 1),
         ([9.0, 1.0, 2.0], "max", -math.inf, 0),
         ([None, 3.0, None], "min", -math.inf, 1),
-        ([1.0, 1.0, 1.0], "min", -math.inf, 1),
         ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 1),  # the first of the two in the middle
         ([1.0, 5.0, 1.0, 5.0, 1.0], "max", -math.inf, 1),
         ([1e-17, 1e-30, 0.0, 1e-3], "min", CONVERGED, 1),
-        ([1e-17, 1e-30, 0.0, 1e-3], "min", -math.inf, 2),
         ([None, None], "max", -math.inf, None),
-        ([], "min", -math.inf, None),
         ([0.0, -0.0], "min", -math.inf, 0),
     ],
 )

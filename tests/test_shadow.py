@@ -92,47 +92,35 @@ def test_the_program_starts_in_such_a_folder(here: Path) -> None:
         assert started(sys.executable, "-m", "bench", "list", "optimizers", PYTHONPATH=place).stdout == listed
 
 
-def test_the_suite_starts_from_its_own_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert started(sys.executable, "-m", "bench", "--version").stdout.strip()
-
-
 # -- behaviour --------------------------------------------------------------------------------------------------------
 
+TRAINED = {
+    "fit --opt optimizers/mine.py:Mine --trainer.devices 2 --trainer.strategy ddp": 1,
+    "fit --opt optimizers/mine.py:Mine --trainer.devices 2 --trainer.strategy fsdp": 1,
+    "sweep --opt ngd,optimizers/mine.py:Mine --opt.lr 0.1,1 --seeds 2": 8,
+    "tune --opt ngd --opt.lr 0.1,1 --seeds 1 --report_seeds 1 --workers 2": 3,
+    "tune --opt optimizers/mine.py:Mine --opt.lr 0.1,1 --seeds 1 --report_seeds 1 --workers 1"
+    " --trainer.devices 2 --trainer.strategy ddp": 3,
+}
+"""Commands that start processes of all kinds, and their numbers of runs."""
+
 
 @pytest.mark.deep
-def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, store: Path) -> None:
-    started(SCRIPT, "fit", *SHORT, "--opt", "optimizers/nosy.py:Nosy")
-    own = f"{ROOT}/optimizers/__init__.py {ROOT}/tasks/__init__.py"
+@pytest.mark.parametrize("pythonpath", ["", "."])
+@pytest.mark.parametrize("words", TRAINED)
+def test_processes_that_train_find_the_suite(here: Path, store: Path, words: str, pythonpath: str) -> None:
+    (here / "bench.py").unlink()  # which PYTHONPATH puts before the installed suite
+    started(SCRIPT, *words.split(), *SHORT, PYTHONPATH=pythonpath)
+    assert [run.status for run in Store(store).runs()] == ["completed"] * TRAINED[words]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("start", [[SCRIPT], [sys.executable, "-P", "-m", "bench"]], ids=["bench", "python"])
+def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, store: Path, start: list[object]) -> None:
+    started(*start, "fit", *SHORT, "--opt", "optimizers/nosy.py:Nosy")
     for how in ("spawn", "forkserver", "python"):
-        assert (here / how).read_text() == own
+        assert (here / how).read_text() == f"{ROOT}/optimizers/__init__.py {ROOT}/tasks/__init__.py"
     assert [run.status for run in Store(store).runs()] == ["completed"]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("start", ["bench", "python"])
-def test_ranks_find_the_suite(here: Path, store: Path, start: str) -> None:
-    begin = [SCRIPT] if start == "bench" else [sys.executable, "-P", "-m", "bench"]
-    for strategy in ("ddp", "fsdp"):
-        words = ("--trainer.devices", 2, "--trainer.strategy", strategy, "--seed", len(strategy))
-        started(*begin, "fit", *SHORT, "--opt", "optimizers/mine.py:Mine", *words)
-    assert [run.status for run in Store(store).runs()] == ["completed"] * 2
-
-
-@pytest.mark.deep
-def test_a_sweep_finds_the_suite(here: Path, store: Path) -> None:
-    done = started(SCRIPT, "sweep", *SHORT, "--opt", "ngd,optimizers/mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", 2)
-    assert "written to swept/synthetic/ngd-mine.Mine-" in done.stdout
-    assert {run.status for run in Store(store).runs()} == {"completed"}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("opt", "devices"), [("ngd", 1), ("optimizers/mine.py:Mine", 2)])
-def test_workers_and_their_ranks_find_the_suite(here: Path, store: Path, opt: str, devices: int) -> None:
-    words = (*SHORT, "--opt", opt, "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1)
-    several = ("--trainer.devices", 2, "--trainer.strategy", "ddp") if devices == 2 else ()
-    started(SCRIPT, "tune", *words, *several, "--workers", 3 - devices)
-    assert len([run for run in Store(store).runs() if run.status == "completed"]) == 3
 
 
 @pytest.mark.deep
@@ -145,63 +133,28 @@ def test_a_papers_experiment_finds_the_suite(here: Path, store: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["ngd", "optimizers/mine.py:Mine"])
 def test_the_conformance_kit_finds_the_suite(here: Path, opt: str) -> None:
-    said = started(SCRIPT, "check", opt).stdout
-    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", said, re.MULTILINE)
-
-
-@pytest.mark.deep
-def test_the_conformance_kit_finds_the_suite_where_a_test_has_the_folder_on_its_path(here: Path) -> None:
-    code = (
-        "import sys; sys.path.pop(0); import bench.check.run as run, optimizers, tasks; sys.path.insert(0, '.');"
-        " print(run.report_on('ngd', quick=True))"
-    )
-    started(sys.executable, "-c", code)
-
-
-@pytest.mark.deep
-def test_the_program_works_with_the_folder_in_pythonpath(here: Path, store: Path) -> None:
-    (here / "bench.py").unlink()
-    words = ("--opt", "optimizers/mine.py:Mine", "--trainer.devices", 2, "--trainer.strategy", "ddp")
-    started(SCRIPT, "fit", *SHORT, *words, PYTHONPATH=".")
-    started(SCRIPT, "check", "ngd", PYTHONPATH=str(here))
-    tune = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1)
-    started(SCRIPT, "tune", *SHORT, *tune, PYTHONPATH=".")
-    assert {run.status for run in Store(store).runs()} == {"completed"}
+    output = started(SCRIPT, "check", opt).stdout
+    assert re.search(rf"^{opt}: no fault; \d+ pass, \d+ not applicable$", output, re.MULTILINE)
 
 
 # -- output for people ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["opt", "task"])
 @pytest.mark.parametrize(
-    ("name", "what", "instead"),
+    ("words", "message"),
     [
-        ("optimizers.mine:Mine", "there is no module 'optimizers.mine'", "optimizers/mine.py:Mine"),
-        ("tasks:Mine", "tasks has no 'Mine'", "tasks.py:Mine"),
-        ("bench:Mine", "bench has no 'Mine'", "bench.py:Mine"),
-        ("optimizers:Mine", "optimizers has no 'Mine'", "optimizers/__init__.py:Mine"),
-        ("optimizers.mine:Mine.Inner", "there is no module 'optimizers.mine'", "optimizers/mine.py:Mine.Inner"),
+        (
+            ("--task", "lm", "--opt", "optimizers.mine:Mine"),
+            "there is no module 'optimizers.mine' here; is its package installed in",
+        ),
+        (
+            ("--task", "lm", "--opt", "nothing:Mine"),
+            "there is no module 'nothing' here; is its package installed in this environment?",
+        ),
+        (("--opt", "ngd", "--task", "tasks:Mine"), "tasks has no 'Mine'"),
     ],
 )
-def test_a_module_that_the_suite_hides_is_named_as_a_file(cli, kind: str, name: str, what: str, instead: str) -> None:
-    words = {"task": "synthetic", "opt": "ngd"} | {kind: name}
-    answer = cli("fit", *(word for each in words.items() for word in (f"--{each[0]}", each[1])))
-    top = name.partition(":")[0].partition(".")[0]
-    hides = f": {top!r} is the suite's own package, which shadows that of this folder; write {instead}\n"
-    assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {what}{hides}")
-
-
-def test_a_module_that_another_package_hides_is_named_as_a_file(cli, here: Path) -> None:
-    (here / "yaml.py").write_text(MINE)
-    answer = cli("fit", "--task", "synthetic", "--opt", "yaml:Mine")
-    assert answer.code == 2
-    assert "yaml has no 'Mine': 'yaml' is the package in " in answer.err
-    assert answer.err.endswith("which shadows that of this folder; write yaml.py:Mine\n")
-
-
-@pytest.mark.parametrize("name", ["optimizers.nothing:Mine", "nothing:Mine"])
-def test_a_module_that_is_nowhere_hides_nothing(cli, name: str) -> None:
-    answer = cli("fit", "--task", "synthetic", "--opt", name)
-    module = name.partition(":")[0]
-    message = f"there is no module {module!r} here; is its package installed in this environment?"
-    assert (answer.code, answer.err) == (2, f"bench: error: {message}\n")
+def test_a_module_that_does_not_exist_is_named(cli, words: tuple[str, ...], message: str) -> None:
+    answer = cli("fit", *words)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert answer.err.startswith(f"bench: error: {message}")

@@ -44,8 +44,3 @@ def test_recorded_figures_fall_and_never_rise(tree: Path, capsys: pytest.Capture
     assert ["bench/api", "2", "700"] in rows
     assert ["bench/old", "2", "-"] in rows
     assert ["tests", "4", "22000"] in rows
-
-
-def test_an_unknown_option_is_refused(tree: Path) -> None:
-    (tree / "pyproject.toml").write_text(RECORDED.format(5, 4))
-    assert size.main(["--chekc"], tree) == "size: unknown option --chekc; the only one is --check"

@@ -16,14 +16,14 @@ import pytest
 
 import bench.store.block
 import bench.store.writer
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import RunBusy, RunFailed
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
 from bench.store.writer import BlockWriter
 from tests.conftest import Cli
-from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record, unfinished
+from tests.stored import add_block, add_run, begin, begin_block, kill, record, unfinished
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; free some space, then repeat the command"
@@ -109,12 +109,6 @@ def test_runs_of_a_block_are_read_one_by_one(kept: Store) -> None:
     assert is_whole(kept)
     names = ["curve.parquet", "measurements.parquet", "runs.jsonl"]
     assert sorted(path.name for path in folder.rglob("*")) == sorted(["done", *names])
-
-
-def test_a_missing_run_is_none(kept: Store) -> None:
-    assert (kept.get("a"), kept.tables("a"), kept.last_checkpoint(["a"])) == (None, {}, None)
-    assert (kept.place("a"), list(kept.runs()), kept.contents().damaged) == (kept.folder / "a", [], [])
-    assert not kept.folder.exists()
 
 
 def test_tables_and_records_can_be_read_by_other_programs(kept: Store) -> None:
@@ -248,45 +242,6 @@ def test_a_block_is_trained_by_one_process(kept: Store) -> None:
     assert is_whole(kept)
 
 
-def test_commands_refuse_a_run_in_training(cli: Cli, kept: Store) -> None:
-    cli(*FIT)
-    (run,) = kept.runs()
-    shutil.rmtree(kept.folder)
-    writer = kept.begin([replace(run, status="running")])
-    for words in (FIT, (*FIT, "--rerun"), ("fit", "--resume", run.run_id)):
-        assert cli(*words) == (2, "", f"bench: error: run {run.run_id} is in training by another process\n")
-    writer.drop()
-    assert cli(*FIT).code == 0
-
-
-def test_an_attempt_leaves_nothing_unless_it_can_continue(kept: Store) -> None:
-    writer = kept.begin(begun())
-    train(writer, last=4)
-    writer.drop()
-    assert list(kept.folder.iterdir()) == []
-    writer = kept.begin(begun())
-    train(writer, last=2)
-    writer.flush()
-    writer.checkpoint.touch()
-    train(writer, first=2, last=4)
-    writer.flush()
-    writer.drop()
-    writer = kept.begin(begun(), resume=2)
-    assert writer.checkpoint.is_file()
-    train(writer, first=2)
-    writer.end(results())
-    writer.drop()
-    assert is_whole(kept)
-
-
-def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept: Store) -> None:
-    writer = kept.begin(begun())
-    writer.append_measurements(["a"], [0], np.zeros((1, 3, 1)))
-    writer.append_measurements(["b"], [10], np.zeros((1, 3, 1)))
-    with pytest.raises(RunFailed, match=r"began with a, and the task now gives b"):
-        writer.end(results(steps=0))
-
-
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04" + b"\x00" * 100])
 def test_no_run_is_finished_with_fewer_rows_than_steps(kept: Store, content: bytes) -> None:
     writer = kept.begin(begun())
@@ -312,14 +267,6 @@ def test_readers_write_nothing(kept: Store, cli: Cli) -> None:
     assert snapshot(kept.folder) == before
 
 
-def test_values_that_are_not_finite_read_as_none(kept: Store) -> None:
-    writer = begin(kept.folder, record("a"), (float("inf"), None, float("-inf")))
-    rows = [(step, None, 1.0, 0.1, 0.1) for step in (1, 2, 3)]
-    assert read_curve(kept.folder / "a") == rows
-    writer.end([record("a")])
-    assert read_curve(kept.folder / "a") == rows
-
-
 # -- writing fails ----------------------------------------------------------------------------------------------------
 
 
@@ -338,18 +285,6 @@ def test_a_full_disk_is_one_line_and_frees_the_run(
     assert {run.status for run in Store(store).runs()} <= {"failed"}
     assert list(store.rglob("traceback.txt")) == []
     assert cli(*FIT).code == 0
-
-
-def test_a_store_that_may_only_be_read(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_block(kept)
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(bench.store.writer.Path, "mkdir", refuse)
-    with pytest.raises(UserError, match=r"cannot write to the store .*: Read-only.*; choose another with --store DIR"):
-        kept.begin(begun(), again=True)
-    assert is_whole(kept)
 
 
 def delete(store: Path) -> None:

@@ -35,25 +35,6 @@ def randomised(task: TokenClassifier, scale: float = 1.0) -> TokenClassifier:
     return task
 
 
-# -- losses and gradients -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
-def test_loss_with_a_fixed_decoder_equals_its_definition(recipe: Any) -> None:
-    data = FixedDecoderData(seed=2, n=7, T=5, d=6, recipe=recipe)
-    task = randomised(AttentionClassifier(data))
-    naive = task.head.W.detach().clone().requires_grad_()
-    total = torch.zeros((), dtype=F64)
-    for x, label in zip(data.splits["train"].tokens, data.splits["train"].labels, strict=True):
-        phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
-        total = total + torch.nn.functional.softplus(-(2 * label - 1) * phi)
-    (total / 7).backward()
-    outcome = task.loss(data.batch("train", torch.arange(7)))
-    outcome.loss.backward()
-    torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
-    torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
-
-
 def test_loss_of_joint_training_equals_its_definition() -> None:
     data = MixtureTokenData(seed=2, n=7, T=5, d=6)
     task = randomised(JointClassifier(data))
@@ -92,23 +73,6 @@ def test_saturated_attention_keeps_an_exact_gradient() -> None:
     torch.testing.assert_close(logits.grad, torch.tensor([[-expected, p[0] * 0.5, p[1] * 0.25]]), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("lead", [8, 17, 25])
-def test_values_far_from_zero_keep_their_gradient(lead: int) -> None:
-    # Their difference is far below the rounding error of the mean if the largest weight is 1 up to rounding.
-    generator = torch.Generator().manual_seed(lead)
-    values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
-    logits = torch.randn(50, 6, generator=generator)
-    logits[:, 2] += lead
-    logits.requires_grad_()
-    attended_mean(logits, values).sum().backward()
-    weights, known = logits.detach().double().softmax(1), values.double()
-    apart = known - known[:, 2:3]
-    expected = weights * (apart - (weights * apart).sum(1, keepdim=True))
-    # The error of each term is a few rounding errors, two of them of a logit of size `lead`, and terms may cancel.
-    terms = weights * (apart.abs() + (weights * apart.abs()).sum(1, keepdim=True))
-    assert ((logits.grad - expected).abs() <= 2.0**-24 * (16 + 2 * lead) * terms).all()
-
-
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 0)])
 def test_stacked_logits_equal_their_definition(in_dims: Any) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -125,9 +89,6 @@ def test_stacked_logits_equal_their_definition(in_dims: Any) -> None:
     (grad,), (wanted,) = (torch.autograd.grad((x * some).sum(), W) for x in (logits, expected))
     torch.testing.assert_close(grad, wanted, rtol=1e-13, atol=1e-13)
     assert grad.is_contiguous() == W.is_contiguous()  # optimizers traverse both together
-
-
-# -- data -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_infimum_has_all_attention_on_optimal_tokens() -> None:
@@ -147,9 +108,6 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
     one, same, other = (data_cls(seed=seed).splits["train"].tokens for seed in (4, 4, 5))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-# -- measurements ---------------------------------------------------------------------------------------------------
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -218,20 +176,6 @@ def test_the_weight_off_the_optimum_is_never_rounded() -> None:
     assert float(measured["distance"]) < 1e-14
 
 
-def test_before_the_first_step_nothing_is_aligned() -> None:
-    for cls, data_cls in BOTH:
-        with torch.no_grad():
-            measured = cls(data_cls(seed=1)).double().measure()
-        assert float(measured["norm_W"]) == float(measured["alignment"]) == 0
-        assert float(measured["distance"]) == pytest.approx(2**0.5)
-        assert float(measured["on_optimal"]) == pytest.approx(1 / 6)
-        assert float(measured["entropy"]) == pytest.approx(np.log(6))
-        assert all(bool(torch.isfinite(value)) for value in measured.values())
-
-
-# -- trajectories ---------------------------------------------------------------------------------------------------
-
-
 def train(task: TokenClassifier, optimizer: torch.optim.Optimizer, steps: int) -> None:
     batch = task.data.batch("train", torch.arange(task.data.sizes["train"]))
 
@@ -284,42 +228,6 @@ def test_two_implementations_of_ps_agree_to_the_infimum() -> None:
     assert np.abs(task.head.W.detach().numpy() - expected).max() < 1e-8
 
 
-# -- check values of PAPERS.md: n=20, T=6, d=64 -----------------------------------------------------------------------
-
-
-def measured(
-    opt: Callable[..., torch.optim.Optimizer], steps: list[int], **options: float
-) -> dict[int, dict[str, float]]:
-    """Means over seeds 0 to 4 of the measurements after this many steps."""
-    values: dict[int, list[dict[str, Tensor]]] = {t: [] for t in steps}
-    for seed in range(5):
-        task = AttentionClassifier(FixedDecoderData(seed=seed)).double()
-        optimizer, done = opt(task.parameters(), **options), 0
-        for t in steps:
-            train(task, optimizer, t - done)
-            done = t
-            with torch.no_grad():
-                values[t].append(task.measure())
-    return {t: {k: float(np.mean([float(m[k]) for m in all_])) for k in all_[0]} for t, all_ in values.items()}
-
-
-@pytest.mark.deep
-def test_under_ngd_the_direction_converges() -> None:
-    at = measured(NGD, [1000, 3000], lr=0.02)
-    assert at[1000]["norm_W"] == pytest.approx(19.9, rel=0.02)
-    assert at[3000]["norm_W"] == pytest.approx(59.9, rel=0.02)
-    assert (1 - at[1000]["alignment"]) / (1 - at[3000]["alignment"]) >= 4
-
-
-def test_under_ps_the_direction_converges_at_once() -> None:
-    assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
-
-
-@pytest.mark.deep
-def test_under_gd_the_direction_converges_slowly() -> None:
-    assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
-
-
 # -- uninterrupted runs ---------------------------------------------------------------------------------------------
 
 
@@ -333,15 +241,6 @@ def test_a_ps_run_converges_when_its_gradient_underflows(store: Any) -> None:
     assert all(np.isfinite(column).all() for column in measurements.values())
     assert measurements["alignment"][-1] > 0.9999
     assert result.facts["att_svm"]["solved"]
-
-
-@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
-def test_measurements_include_the_first_and_last_step(task: str, store: Any) -> None:
-    settings = {"task": task, "opt": "ngd", "trainer.max_steps": 25, "trainer.measure_every": 7, "store": store}
-    result = run(resolve(settings), progress=False)
-    measurements = read_tables(store / result.run_id)["measurements"]
-    assert measurements["step"].tolist() == [0, 7, 14, 21, 25]
-    assert measurements["norm_W"][0] == 0 < measurements["norm_W"][-1]
 
 
 @pytest.mark.parametrize("task", [name for name, spec in TASKS.items() if spec.measure_every])

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import bench
-from bench.config.run_config import resolve
-from bench.train.runner import build
 from bench.train.threads import SMALL, limit_threads, set_threads
 
 
@@ -36,11 +34,6 @@ def test_a_number_that_was_set_after_a_small_model_holds():
     torch.set_num_threads(2)  # as a user of the Python API may
     limit_threads(LARGEST)
     assert torch.get_num_threads() == 2
-
-
-def test_a_run_on_synthetic_data_has_one_thread():
-    build(resolve({"task": "synthetic", "opt": "sgd", "device": "cpu"}))
-    assert torch.get_num_threads() == 1
 
 
 def test_the_python_api_leaves_the_number_of_threads_as_it_was(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
-from bench.process import bench_command
 from bench.store.store import Store
 from optimizers.plugins import provenance
 from tests.conftest import Answer, Cli
@@ -125,13 +123,6 @@ def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.Mon
         allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
 
 
-def test_workers_ignore_a_folder_named_as_ours(here: Path, imported: Callable[[], bool]) -> None:
-    (here / "optimizers").mkdir()
-    (here / "optimizers/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name("))
-    done = subprocess.run(bench_command("list", "studies"), capture_output=True, text=True, check=False)
-    assert (done.returncode, imported()) == (0, False), done.stderr
-
-
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("marker",)
@@ -162,16 +153,3 @@ def test_text_from_a_store_is_escaped(cli: Cli, here: Path) -> None:
     assert "<script>alert" not in cli("leaderboard", "--format", "md").out
     assert cli("report", "-o", "report.html").code == 0
     assert "<script>alert" not in (here / "report.html").read_text()
-
-
-def test_merge_copies_only_files_that_the_suite_writes(cli: Cli, here: Path) -> None:
-    folder = add_run(here / "runs", "a")
-    for path in (folder / "evil.py", folder / "done" / "evil.py", folder / "tensorboard" / "events"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("1")
-    kill(begin(here / "runs", record("k")))
-    assert cli("merge", "runs", "copy").code == 0
-    names = {str(path.relative_to(here / "copy")) for path in (here / "copy").rglob("*") if path.is_file()}
-    assert names == {
-        *(f"a/done/{name}" for name in ("runs.jsonl", "curve.parquet", "measurements.parquet")),
-    }

@@ -10,24 +10,21 @@ from tasks.vision.images import ImageData
 
 
 class TinyImages(ImageData):
-    """64 training images of random pixels whose brightness determines the label.
+    """64 training images of random pixels whose brightness determines the label."""
 
-    Args:
-        root: unused.
-        seed: unused.
-        flip: mirror half of the training images left to right.
-        crop: shift training images by up to this many pixels.
-    """
+    name, classes, n_val = "tiny", 4, 16
 
-    def __init__(self, root: Any = None, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
+    @staticmethod
+    def samples(root: Any = None) -> dict[str, Any]:
+        """80 and 32 images of 8 x 8 pixels."""
         generator = torch.Generator().manual_seed(0)
 
-        def split(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def split(n: int) -> tuple[Any, Any]:
             labels = torch.randint(0, 4, (n,), generator=generator)
-            noise = torch.randint(0, 100, (n, 1, 8, 8), generator=generator)
-            return (noise + 40 * labels[:, None, None, None]).to(torch.uint8), labels
+            noise = torch.randint(0, 100, (n, 8, 8), generator=generator)
+            return (noise + 40 * labels[:, None, None]).to(torch.uint8).numpy(), labels.numpy()
 
-        super().__init__(split(80), split(32), num_classes=4, n_val=16, n_train=None, flip=flip, crop=crop, salt="tiny")
+        return {"train": split(80), "test": split(32)}
 
 
 TINY = TaskSpec(

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, silu
 
 from tasks.language.corpus import CorpusData
 from tasks.language.lm import Decoder
-from tasks.language.vocabulary import Characters
+from tasks.language.vocabulary import characters
 from tests.tiny import TINY
 
 ALPHABET = "abcdefghijkl"
@@ -36,7 +36,7 @@ class TinyCorpus(CorpusData):
                 ids[i] = (ids[i - 1] + 1) % len(ALPHABET)
             return ids.astype(np.uint16)
 
-        self.vocabulary = Characters(ALPHABET)
+        self.vocabulary = characters(ALPHABET)
         self._place({"train": stream(64, 2), "val": stream(30, LENGTH)}, LENGTH)
 
     def facts(self) -> dict[str, Any]:

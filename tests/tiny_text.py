@@ -13,7 +13,6 @@ from tests.tiny import TINY
 
 VOCABULARY = 24
 LONGEST = 9
-GROUPS = ("cats", "dogs")
 
 
 class TinyText(TaskData):
@@ -24,16 +23,14 @@ class TinyText(TaskData):
     Args:
         root: unused.
         seed: unused.
-        with_groups: texts mention groups.
     """
 
     seeded = False
     num_classes, vocab_size, pad_id = 3, VOCABULARY, 0
     tokenizer = SimpleNamespace(truncation={"max_length": LONGEST})
 
-    def __init__(self, root: Any = None, seed: int = 0, *, with_groups: bool = False) -> None:
+    def __init__(self, root: Any = None, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(0)
-        self.group_names = GROUPS if with_groups else ()
         self.sizes = {"train": 64, "val": 30, "test": 30}
         self._splits = {}
         for split, n in self.sizes.items():
@@ -41,9 +38,9 @@ class TinyText(TaskData):
             ids = torch.randint(3, VOCABULARY, (n, LONGEST), generator=draw)
             ids[:, 0] = 1
             types = (torch.arange(LONGEST) >= length // 2).long()
-            groups = torch.rand(n, len(GROUPS), generator=draw) < 0.4
+            torch.rand(n, 2, generator=draw)  # the later splits stay as they were
             mask = torch.arange(LONGEST) < length
-            self._splits[split] = (ids * mask, mask, types * mask, ids[:, 1] % 3, groups)
+            self._splits[split] = (ids * mask, mask, types * mask, ids[:, 1] % 3)
         self.lengths = self._splits["train"][1].sum(1)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -52,10 +49,9 @@ class TinyText(TaskData):
 
     def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
         """The texts of these rows."""
-        ids, mask, types, labels, groups = (part[rows] for part in self._splits[split])
+        ids, mask, types, labels = (part[rows] for part in self._splits[split])
         width = (randomness and randomness.width) or int(mask.sum(1).max())
-        shown = groups if self.group_names else None
-        return TextBatch(ids[:, :width], mask[:, :width], types[:, :width], labels, shown)
+        return TextBatch(ids[:, :width], mask[:, :width], types[:, :width], labels)
 
 
 TINY_TEXT = replace(

@@ -38,12 +38,6 @@ def lines_by_folder(root: Path) -> Counter[str]:
     return lines
 
 
-def totals(lines: Mapping[str, int]) -> dict[str, int]:
-    """The lines of the product and of the tests."""
-    product = sum(n for folder, n in lines.items() if folder.partition("/")[0] in PRODUCT)
-    return {"product": product, "tests": lines.get("tests", 0)}
-
-
 def table(lines: Mapping[str, int]) -> str:
     """Folders with their lines and ceilings, those without a ceiling last."""
     rest = Counter(lines)
@@ -60,18 +54,18 @@ def main(words: list[str], root: Path = ROOT) -> str | None:
     text = path.read_text("utf-8")
     recorded = tomllib.loads(text)["tool"]["size"]
     lines = lines_by_folder(root)
-    now = totals(lines)
-    if words == ["--check"]:
-        grown = [(name, n, n - recorded[name]) for name, n in now.items() if n > recorded[name]]
-        said = "; ".join(f"{n:,} lines of {name}, {more:,} more than recorded" for name, n, more in grown)
-        return f"size: {said} ([tool.size] in pyproject.toml): shorten the code" if grown else None
+    product = sum(n for folder, n in lines.items() if folder.partition("/")[0] in PRODUCT)
+    totals = {"product": product, "tests": lines["tests"]}
     if words:
-        return f"size: unknown option {words[0]}; the only one is --check"
+        grown = [
+            f"{n:,} lines of {name}, {n - recorded[name]:,} more" for name, n in totals.items() if n > recorded[name]
+        ]
+        why = "than recorded ([tool.size] in pyproject.toml): shorten the code"
+        return f"size: {'; '.join(grown)} {why}" if grown else None
     print(table(lines))
-    for name, n in now.items():
+    for name, n in totals.items():
         print(f"{name}: {n:,} lines, {recorded[name]:,} recorded")
-        if n < recorded[name]:
-            text = re.sub(rf"(?m)^{name} = {recorded[name]}$", f"{name} = {n}", text)
+        text = re.sub(rf"(?m)^{name} = {recorded[name]}$", f"{name} = {min(n, recorded[name])}", text)
     path.write_text(text, "utf-8")
     return None
 

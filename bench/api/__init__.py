@@ -5,42 +5,27 @@ the same call continues after an interruption. An interrupt saves the state and 
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from bench.api import arguments as a
 from bench.api import parameters as p
-from bench.api.calls import Call, public
+from bench.api.boards import leaderboard, plot, report
+from bench.api.calls import Call, folders, names, path_of, public, seeds_text
+from bench.api.introduction import quickstart
+from bench.api.listing import list_, show
 from bench.api.source import name_of
-from bench.errors import UserError, check_known
+from bench.config.values import place, read_seeds
+from bench.errors import UserError
 from bench.output import Answer, Shown
 
 if TYPE_CHECKING:
-    import altair as alt
-
-    from bench.api.results import Comparison, Study, Sweep, Table
+    from bench.api.results import Comparison, Study, Sweep
     from bench.api.runs import Run, Runs
 
 __all__ = [  # noqa: RUF022 - in the order of `bench --help`
     "quickstart", "fit", "sweep", "tune", "suite", "compare", "leaderboard", "report", "plot", "check",
     "reproduce", "list_", "show", "sql", "load", "data", "doctor", "new", "merge", "verify",
 ]  # fmt: skip
-
-
-@public
-def quickstart(*, out: p.Place = "quickstart.png", **more: Unpack[p.InStore]) -> Answer:
-    """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
-
-    Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
-
-    Args:
-        out: plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).
-    """
-    from bench.api.introduction import quickstart
-
-    call = Call(more)
-    return quickstart(Path(out), call.places, progress=call.progress)
 
 
 @overload
@@ -80,9 +65,9 @@ def fit(
     """
     from bench.api import fitting
 
-    several = None if seeds is None else a.seeds_of(seeds)
+    several = None if seeds is None else read_seeds(seeds_text("seeds", seeds))
     call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
-    words = call.words | {name: path for name, path in call.folders.items() if name not in call.words}
+    words = call.folders | call.words
     if resume is not None:
         given = [name for name, value in (("config", call.config), ("rerun", rerun), ("tuned", tuned)) if value]
         configuration = fitting.resumed(resume, words, call.places, given, call.command)
@@ -90,8 +75,8 @@ def fit(
         configuration = fitting.configuration(words, call.config, call.places, tuned=tuned)
     sources = fitting.sources(configuration, several) if tuned else {}
     if several is None:
-        if given := [name for name, value in call.efforts.items() if value is not None]:
-            raise UserError(f"--{given[0]} is for several runs; give --seeds too, or leave it out")
+        for name in call.efforts:
+            raise UserError(f"--{name} is for several runs; give --seeds too, or leave it out")
         if call.dry_run:
             return fitting.dry_run(configuration)
         is_command = call.command is not None
@@ -127,13 +112,15 @@ def sweep(
         tuned: fix the settings to those in tuned/TASK/OPT.yaml, or else the shipped ones.
         out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
     """
-    call = Call(more, task, a.optimizers_of(opt), logger=logger)
+    call = Call(more, task, names("opt", opt) or [], logger=logger)
     from bench.api import sweeping
 
-    request = sweeping.request(call.words, a.seeds_of(seeds), call.places, call.config, tuned=tuned)
+    request = sweeping.request(
+        call.words, read_seeds(seeds_text("seeds", seeds)), call.places, call.config, tuned=tuned
+    )
     if call.dry_run:
         return sweeping.dry_run(request, call.effort)
-    folder = a.path_of("out", out) or (sweeping.default_folder(request) if call.command is not None else None)
+    folder = path_of(out) or (sweeping.default_folder(request) if call.command is not None else None)
     return sweeping.sweep(request, call.effort, folder, progress=call.progress, command=call.command)
 
 
@@ -173,12 +160,12 @@ def tune(
         call.places,
         sampler=sampler,
         trials=trials,
-        seeds=a.seeds_text("seeds", seeds),
-        report_seeds=a.seeds_text("report_seeds", report_seeds),
+        seeds=seeds_text("seeds", seeds),
+        report_seeds=seeds_text("report_seeds", report_seeds),
     )
     if call.dry_run:
         return studies.dry_run(study, call.effort)
-    folder = a.path_of("out", out) or (Path("tuned") if call.command is not None else None)
+    folder = path_of(out) or (Path("tuned") if call.command is not None else None)
     return studies.tune(study, call.effort, folder, storage, progress=call.progress, command=call.command)
 
 
@@ -205,8 +192,8 @@ def suite(
     call = Call(more)
     from bench.api import studies
 
-    chosen = a.names_of("task", task), a.names_of("opt", opt)
-    return studies.suite(file, *chosen, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
+    selected = names("task", task), names("opt", opt)
+    return studies.suite(file, *selected, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
 
 
 @public
@@ -238,121 +225,24 @@ def compare(
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
-    call = Call(more, opts=a.optimizers_of(opt))
+    call = Call(more, opts=names("opt", opt) or [])
     from bench.api import comparison
 
     request = comparison.Request(
         words=call.words,
         config=call.config,
-        tasks=a.names_of("task", task) or [],
-        against=a.names_of("against", against),
-        trials=a.number("trials", trials, 1),
-        seeds=None if seeds is None else a.seeds_text("seeds", seeds),
-        report_seeds=a.seeds_text("report_seeds", report_seeds),
+        tasks=names("task", task) or [],
+        against=names("against", against),
+        trials=trials,
+        seeds=None if seeds is None else seeds_text("seeds", seeds),
+        report_seeds=seeds_text("report_seeds", report_seeds),
         reference=not no_reference,
         anyway=anyway,
         places=call.places,
         effort=call.effort,
         progress=call.progress,
     )
-    return (
-        comparison.dry_run(request)
-        if call.dry_run
-        else comparison.compare(request, a.path_of("out", out), call.command)
-    )
-
-
-@public
-def leaderboard(
-    board: p.Names | None = None,
-    *,
-    explain: str | None = None,
-    format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
-    out: p.Place | None = None,
-    target: float | None = None,
-    **choice: Unpack[p.Choice],
-) -> "Table | Answer":
-    """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
-
-    Exit code 1: a run could not be read.
-
-    Args:
-        board: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds
-            to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
-            of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
-        explain: explain this row instead: search space, trials, split, cost, reductions, commands.
-        format: format on standard output (default: table); a file's is that of its ending.
-        out: write to this file: .md, .csv, .json, .tex, .html or .txt.
-        target: value of the metric that counts as reached, for `speed` (default: the task's).
-    """
-    from bench.api import boards
-
-    file = a.path_of("out", out)
-    kind = boards.format_of_boards(file, format)
-    names = a.names_of("board", board)
-    check_known("board", [name for name in names or [] if ":" not in name], [*boards.BOARD_NAMES, "all"])
-    chosen = _chosen(choice, target)
-    if explain is not None:
-        return boards.explained(chosen, explain, file)
-    return boards.leaderboard(chosen, names, file, kind)
-
-
-def _chosen(choice: p.Choice, target: float | None = None) -> Any:
-    """The entries of the stored runs that a call selects."""
-    from bench.api import boards
-
-    return boards.requested(
-        a.folders_of(choice.get("store")),
-        tasks=a.names_of("task", choice.get("task")),
-        opts=a.names_of("opt", choice.get("opt")),
-        only=a.pairs_of("only", choice.get("only"), "NAME=VALUE, as in --only trainer.max_steps=1000"),
-        settings=choice.get("settings", "best"),
-        shipped=not choice.get("no_reference", False),
-        reference=choice.get("reference"),
-        target=boards.finite(target),
-    )
-
-
-@public
-def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
-    """Write boards, charts and the commands behind each row as one HTML page that needs no network.
-
-    The same store gives a bit-identical page. Exit code 1: a run could not be read.
-
-    Args:
-        out: the page (default: report.html).
-    """
-    from bench.api import charts
-
-    return charts.report(partial(_chosen, choice), Path(out))
-
-
-@public
-def plot(
-    chart: Literal["forest", "curves", "sensitivity", "profile", "attention"] = "forest",
-    *,
-    out: p.Place | None = None,
-    y: str = "loss",
-    x: Literal["steps", "epochs", "seconds"] = "steps",
-    **choice: Unpack[p.Choice],
-) -> "alt.TopLevelMixin | Answer":
-    """Draw stored runs for a paper, one panel per problem.
-
-    Exit code 1: a run could not be read.
-
-    Args:
-        chart: forest: effect of each optimizer against the reference, with interval and verdict; curves: training
-            loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched
-            settings; profile: share of runs that have reached the target against the budget; attention: measurements
-            of runs with --trainer.observe.
-        out: file, ends in .png, .pdf, .svg or .html; Python returns an Altair chart without one.
-        y: for curves: a column such as grad_norm or alignment, or an evaluated quantity such as accuracy or val_loss
-            (default loss).
-        x: for curves (default steps).
-    """
-    from bench.api import charts
-
-    return charts.plot(partial(_chosen, choice), chart, a.path_of("out", out), y, x)
+    return comparison.dry_run(request) if call.dry_run else comparison.compare(request, path_of(out), call.command)
 
 
 @public
@@ -364,7 +254,11 @@ def check(
     reference: str | None = None,
     quick: bool = False,
     limit: float = 30,
-    **more: Unpack[p.Checking],
+    settings: p.Settings | None = None,
+    data: p.Place | None = None,
+    store: p.Place | None = None,
+    progress: bool = True,
+    **hyperparameters: Any,
 ) -> Any:
     """Check that an optimizer or a task behaves as training code expects: resume, groups, schedules, closures, DDP, ...
 
@@ -383,11 +277,10 @@ def check(
         raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
     from bench.api import checking
 
-    call = Call(more)
+    call = Call({**hyperparameters, "settings": settings, "data": data, "store": store})
     name = optimizer if optimizer is None else name_of(optimizer)
-    return checking.check(
-        name, task, a.names_of("only", only), reference, call.words, call.places, quick=quick, limit=limit
-    )
+    checked = names("only", only)
+    return checking.check(name, task, checked, reference, call.words, call.places, quick=quick, limit=limit)
 
 
 @public
@@ -411,7 +304,7 @@ def reproduce(
 
     Args:
         name: an experiment of `bench list experiments`.
-        claims: show the verdicts on the claims of all papers, of paper NAME, or of the pages in folder NAME.
+        claims: show the shipped verdicts on the claims of all papers, or of paper NAME.
         quick: few seeds and steps, under a minute; not evidence.
         search: also search the constants that the paper does not state.
         seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
@@ -419,73 +312,12 @@ def reproduce(
     """
     from bench.api import papers
 
-    folder = a.path_of("out", out)
     if claims:
-        return papers.claims(name, folder)
-    call = Call(more)
-    changes = a.settings_of_call(settings=settings)
-    places = {**call.places, "device": changes.pop("device", device)}
-    version = papers.version(quick, search, None if seeds is None else a.seeds_text("seeds", seeds), changes)
-    return papers.reproduce(name, folder, places, version, call.effort, dry=call.dry_run)
-
-
-@public
-def list_(
-    what: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
-    *,
-    task: p.Names | None = None,
-    opt: p.Names | None = None,
-    status: p.Names | None = None,
-    since: str | None = None,
-    all: bool = False,
-    **stores: Unpack[p.InStores],
-) -> Answer:
-    """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
-
-    The filters apply to runs. Runs that differ only in their seeds share a line, with the median of their results. The
-    runs of a study share a line, and so do the sweeps of an optimizer on a problem, with the median at the best
-    settings. Exit code 1: something could not be read.
-
-    Args:
-        what: kind of the names.
-        task: only these tasks: A,B.
-        opt: only these optimizers: A,B.
-        status: only these statuses: running, failed, ...
-        since: only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w).
-        all: one line per run.
-    """
-    from bench.api import listing
-
-    store = stores.get("store")
-    filters = {"task": a.names_of("task", task), "opt": a.names_of("opt", opt), "status": a.names_of("status", status)}
-    if what == "runs":
-        return listing.runs(a.folders_of(store), **filters, since=since, every=all)
-    given = {**filters, "since": since, "all": all or None, "store": None if what == "studies" else store}
-    if extra := [name for name, value in given.items() if value is not None]:
-        raise UserError(f"--{extra[0]}: it selects runs (`bench list runs`); remove it to list {what}")
-    if what == "experiments":
-        from bench.api import papers
-
-        return papers.listed()
-    if what == "checks":
-        from bench.api import checking
-
-        return checking.listed()
-    return listing.studies(a.folders_of(store)) if what == "studies" else listing.names(what)
-
-
-@public
-def show(name: str, **stores: Unpack[p.InStores]) -> Answer:
-    """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
-
-    For a run: result, settings, notes, and the commands that repeat, resume and plot it.
-
-    Args:
-        name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
-    """
-    from bench.api import listing
-
-    return listing.show(name, a.folders_of(stores.get("store")))
+        return papers.claims(name, path_of(out))
+    call = Call({**more, "settings": settings})
+    places = {**call.places, "device": call.words.pop("device", device)}
+    version = papers.version(quick, search, None if seeds is None else seeds_text("seeds", seeds), call.words)
+    return papers.reproduce(name, path_of(out), places, version, call.effort, dry=call.dry_run)
 
 
 @public
@@ -495,7 +327,8 @@ def sql(
     no_reference: bool = False,
     format: Literal["table", "md", "csv", "json"] | None = None,
     out: p.Place | None = None,
-    **stores: Unpack[p.InStores],
+    store: p.Stores = None,
+    progress: bool = True,
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
@@ -510,11 +343,11 @@ def sql(
     """
     from bench.api.stores import sql
 
-    return sql(query, a.folders_of(stores.get("store")), a.path_of("out", out), format, reference=not no_reference)
+    return sql(query, folders(store), path_of(out), format, reference=not no_reference)
 
 
 @public
-def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
+def load(store: p.Stores = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
     `Runs.damaged` lists what could not be read.
@@ -525,18 +358,19 @@ def load(store: Sequence[p.Place] | p.Place | None = None) -> "Runs":
     from bench.api.runs import Run, Runs
     from bench.store.stores import Stores
 
-    stores = Stores(a.folders_of(store) or [a.folder_of("store", None)])
+    stores = Stores(folders(store) or [place("store")])
     runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
     return Runs(runs, list(map(str, stores.damaged)))
 
 
 @public
 def data(
-    what: Literal["status", "prepare"],
+    kind: Literal["status", "prepare"],
     *,
     task: str | None = None,
     settings: p.Settings | None = None,
-    **more: Unpack[p.WithData],
+    data: p.Place | None = None,
+    progress: bool = True,
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
 
@@ -544,23 +378,23 @@ def data(
     $BENCH_CACHE, else ~/.cache/attention-optimizer-bench. Exit code 1: a file is missing or damaged.
 
     Args:
-        what: status: the state of files; prepare: fetch and tokenise.
+        kind: status: the state of files; prepare: fetch and tokenise.
         task: the task; without it, `status` shows all tasks that have files.
     """
     from bench.commands import data as files
 
-    return files.data(what, task, Call(more).places["data"], dict(settings or {}))
+    return files.data(kind, task, Call({"data": data}).places["data"], dict(settings or {}))
 
 
 @public
-def doctor(**more: Unpack[p.Stored]) -> Answer:
+def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progress: bool = True) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
     """
     from bench.commands import doctor as diagnoses
 
-    return diagnoses.doctor(**Call(more).places, named="data" in more)
+    return diagnoses.doctor(**Call({"data": data, "store": store}).places, named=data is not None)
 
 
 @public
@@ -574,7 +408,7 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
     """
     from bench.commands.new import new
 
-    return new(kind, name, a.path_of("out", out) or Path(name))
+    return new(kind, name, path_of(out) or Path(name))
 
 
 @public
@@ -603,7 +437,8 @@ def verify(
     seed: int | None = None,
     task: p.Names | None = None,
     opt: p.Names | None = None,
-    **more: Unpack[p.WithData],
+    data: p.Place | None = None,
+    progress: bool = True,
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.
 
@@ -620,7 +455,5 @@ def verify(
     """
     from bench.api.verification import verify
 
-    return verify(
-        a.path_of("path", path), a.number("runs", runs, 1), a.number("seed", seed, 0), a.names_of("task", task),
-        a.names_of("opt", opt), Call(more).places["data"],
-    )  # fmt: skip
+    places = Call({"data": data}).places
+    return verify(path_of(path), runs, seed, names("task", task), names("opt", opt), places["data"])

@@ -1,16 +1,21 @@
-"""The entries of boards that a call selects, and the boards shown."""
+"""Stored runs that a call selects, as boards, charts and the report."""
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
+from bench.api import parameters as p
+from bench.api.calls import folders, names, pairs, path_of, public
 from bench.errors import UserError, check_known, unknown
-from bench.output import Answer, format_of, open_stores, remark, warn_of, write
+from bench.output import Answer, check_output, format_of, open_stores, remark, warn_of, write
+from bench.text import cell
 
 if TYPE_CHECKING:
+    import altair as alt
+
     from bench.api.results import Table
     from bench.boards.collect import Collected
     from bench.results.table import Board
@@ -31,101 +36,96 @@ def reading() -> Iterator[None]:
 
 
 class Chosen(NamedTuple):
-    """The stores, and their entries that a call selects."""
+    """The stores, their entries that a call selects, and what is damaged or excluded."""
 
     stores: "Stores"
     entries: "Collected"
 
-    def warn(self) -> int:
-        """Report on standard error what is damaged or excluded; return the exit code."""
+    def warn(self) -> tuple[int, dict[str, list[str]]]:
+        """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
         code = warn_of(self.stores, sorted(set(self.entries.damaged)))
         for note in self.entries.notes:
             remark("note", note)
-        return code
-
-    @property
-    def left_out(self) -> dict[str, list[str]]:
-        """What is damaged or excluded, for JSON."""
         damaged = [*map(str, self.stores.damaged), *self.entries.damaged]
-        return {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
+        return code, {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
 
 
-def requested(folders: Sequence[Path], *, shipped: bool, target: float | None, **choice: Any) -> Chosen:
-    """The entries of boards.
-
-    Args:
-        folders: stores; by default the one of this folder.
-        shipped: whether to read the reference results.
-        target: value of the metric that counts as reached.
-        choice: as for `bench.boards.collect.collect`.
-
-    Raises:
-        UserError: there is nothing to show, or a name is unknown.
-    """
+def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
+    """The entries of the stored runs that arguments of `bench.api.parameters.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
-    stores = open_stores(folders, reference=shipped)
+    if target is not None and not math.isfinite(target):
+        raise UserError(f"--target {target}: it is not a finite number")
+    stores = open_stores(folders(choice.get("store")), reference=not choice.get("no_reference", False))
+    reference = choice.get("reference")
     with reading():
-        collected = collect(stores, target=target, **choice)
-    reference = choice["reference"]
-    names = sorted({name for entry in collected.chosen for name in (entry.opt, entry.name)})
-    if reference is not None and reference not in names:
-        raise unknown("optimizer of --reference", reference, names)
-    metrics = sorted({problem.metric for problem in collected.problems})
+        entries = collect(
+            stores, tasks=names("task", choice.get("task")), opts=names("opt", choice.get("opt")),
+            only=pairs("only", choice.get("only")), settings=choice.get("settings", "best"), reference=reference,
+            target=target,
+        )  # fmt: skip
+    opts = sorted({name for entry in entries.chosen for name in (entry.opt, entry.name)})
+    if reference is not None and reference not in opts:
+        raise unknown("optimizer of --reference", reference, opts)
+    metrics = sorted({problem.metric for problem in entries.problems})
     if target is not None and len(metrics) > 1:
         raise UserError(f"--target {target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return Chosen(stores, collected)
+    return Chosen(stores, entries)
 
 
-def finite(target: float | str | None) -> float | None:
-    """The value of a target; None stays; UserError if it is not a finite number."""
-    with suppress(TypeError, ValueError):
-        if target is None or math.isfinite(float(target)):
-            return target if target is None else float(target)
-    raise UserError(f"--target {target}: it is not a finite number")
+@public
+def leaderboard(
+    board: p.Names | None = None,
+    *,
+    explain: str | None = None,
+    format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
+    out: p.Place | None = None,
+    target: float | None = None,
+    **choice: Unpack[p.Choice],
+) -> "Table | Answer":
+    """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
+    Exit code 1: a run could not be read.
 
-def explained(chosen: Chosen, row: str, out: Path | None) -> Answer:
-    """How a row came about."""
-    from bench.boards.explain import explain, lines
+    Args:
+        board: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds
+            to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
+            of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
+        explain: explain this row instead: search space, trials, split, cost, reductions, commands.
+        format: format on standard output (default: table); a file's is that of its ending.
+        out: write to this file: .md, .csv, .json, .tex, .html or .txt.
+        target: value of the metric that counts as reached, for `speed` (default: the task's).
+    """
+    from bench.results.render import FORMATS, written
 
-    rows = explain(chosen.entries, row)
-    text = [line for row in rows for line in lines(row)]
-    code = chosen.warn()
-    if out is not None:
-        write(out, "\n".join(text))
-    return Answer(rows, [] if out is not None else text, code)
+    file, requested = path_of(out), names("board", board)
+    kind = format or ("table" if file is None else format_of(file, FORMATS))
+    check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
+    chosen = _chosen(choice, target)
+    if explain is not None:
+        from bench.boards import explain as explanations
 
-
-def format_of_boards(out: Path | None, format: str | None) -> str:
-    """The requested format, else that of the file, else a table; UserError if there is no such format."""
-    from bench.results.render import FORMATS
-
-    check_known("format", [] if format is None else [format], FORMATS)
-    return format or ("table" if out is None else format_of(out, FORMATS))
-
-
-def leaderboard(chosen: Chosen, names: Sequence[str] | None, out: Path | None, kind: str) -> "Table":
-    """The boards, written to a file if given; UserError if there is no such board, or nothing to compare."""
+        rows = explanations.explain(chosen.entries, explain)
+        text = [line for row in rows for line in explanations.lines(row)]
+        code, _ = chosen.warn()
+        if file is not None:
+            write(file, "\n".join(text))
+        return Answer(rows, [] if file is not None else text, code)
     from bench.api.results import Table
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
     from bench.boards.matrix import summary
-    from bench.results.render import written
 
-    makers: Mapping[str, Callable[[Collected], Board]] = BOARDS
-    expanded = dict.fromkeys(BOARD_NAMES if "all" in (names or ()) else names or ["quality"])
-    boards = [_foreign(chosen, name) if ":" in name else makers[name](chosen.entries) for name in expanded]
-    code = chosen.warn()
+    shown = dict.fromkeys(BOARD_NAMES if "all" in (requested or ()) else requested or ["quality"])
+    boards = [_foreign(chosen, name) if ":" in name else BOARDS[name](chosen.entries) for name in shown]
+    code, left_out = chosen.warn()
     if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    left_out = [text for several in chosen.left_out.values() for text in several]
-    first = None if out is None else ""
-    if names is None and kind == "table" and out is None:
-        first = summary(chosen.entries)
-    if out is not None:
-        write(out, written(boards, kind, out))
-    return Table(boards, tuple(dict.fromkeys(left_out)), kind, code, first)
+    notes = tuple(dict.fromkeys(text for texts in left_out.values() for text in texts))
+    if file is not None:
+        write(file, written(boards, kind, file))
+        return Table(boards, notes, kind, code, "")
+    return Table(boards, notes, kind, code, summary(chosen.entries) if requested is None and kind == "table" else None)
 
 
 def _foreign(chosen: Chosen, name: str) -> "Board":
@@ -155,5 +155,75 @@ def _foreign(chosen: Chosen, name: str) -> "Board":
     columns = [Column(str(column), str(column)) for column in table.columns]
     cells = table.astype(object).where(table.notna(), None).to_numpy().tolist()
     title = name.rpartition(":")[2]
-    notes = [str(note) for note in table.attrs.get("notes", ())]
-    return Board(title, title, [Table.of(columns, cells, title)], notes)
+    return Board(title, title, [Table.of(columns, cells, title)], [*map(str, table.attrs.get("notes", ()))])
+
+
+@public
+def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
+    """Write boards, charts and the commands behind each row as one HTML page that needs no network.
+
+    The same store gives a bit-identical page. Exit code 1: a run could not be read.
+
+    Args:
+        out: the page (default: report.html).
+    """
+    from bench.plots.report import page, stores_in_words
+
+    file = Path(out)
+    if file.suffix.lower() not in (".html", ".htm") or file.is_dir():
+        raise UserError(f"-o {out}: the report is a page; name a file that ends in .html")
+    if not file.exists():
+        check_output(file.parent)  # fail before the boards are made
+    chosen = _chosen(choice)
+    stores = chosen.stores
+    text = page(chosen.entries, len(stores.runs), stores_in_words(stores), len(stores.damaged))
+    code, left_out = chosen.warn()
+    write(file, text)
+    return Answer({"out": file, "runs": len(stores.runs), **left_out}, [], code)
+
+
+@public
+def plot(
+    chart: Literal["forest", "curves", "sensitivity", "profile", "attention"] = "forest",
+    *,
+    out: p.Place | None = None,
+    y: str = "loss",
+    x: Literal["steps", "epochs", "seconds"] = "steps",
+    **choice: Unpack[p.Choice],
+) -> "alt.TopLevelMixin | Answer":
+    """Draw stored runs for a paper, one panel per problem.
+
+    Exit code 1: a run could not be read.
+
+    Args:
+        chart: forest: effect of each optimizer against the reference, with interval and verdict; curves: training
+            loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched
+            settings; profile: share of runs that have reached the target against the budget; attention: measurements
+            of runs with --trainer.observe.
+        out: file, ends in .png, .pdf, .svg or .html; Python returns an Altair chart without one.
+        y: for curves: a column such as grad_norm or alignment, or an evaluated quantity such as accuracy or val_loss
+            (default loss).
+        x: for curves (default steps).
+    """
+    from bench.boards.collect import NO_ROWS
+    from bench.plots.charts import CHARTS, curves
+    from bench.plots.theme import check_ending
+
+    for name, value, default in (("y", y, "loss"), ("x", x, "steps")):
+        if value != default and chart != "curves":
+            raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
+    if (file := path_of(out)) is not None:
+        check_ending(file)
+    chosen = _chosen(choice)
+    figure = curves(chosen.entries, y, x) if chart == "curves" else CHARTS[chart](chosen.entries)
+    code, left_out = chosen.warn()
+    if not figure.drawn:
+        why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
+        raise UserError(f"nothing to draw: {why or NO_ROWS}")
+    if file is None:
+        return figure.altair()
+    write(file, figure.picture(file.suffix))
+    for panel in (panel for panel in figure.panels if not panel.lines):
+        remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
+    rows = [{"title": one.title, "drawn": bool(one.lines), "note": "\n".join(one.notes)} for one in figure.panels]
+    return Answer({"out": file, "panels": rows, **left_out}, [], code)

@@ -1,32 +1,34 @@
-"""What a public function is: flat parameters with their meaning, checked values, and a session."""
+"""What a public function is: flat parameters with their meaning, values of the declared types, and a session."""
 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from bench.api.arguments import effort_of, path_of, places_of, session, settings_of_call
-from bench.api.parameters import MEANINGS, Which
+from bench.api.parameters import MEANINGS, Place, Seeds, Stores, Which
+from bench.api.source import name_of
+from bench.config.values import parts, place, read_budget
 from bench.errors import UserError, unknown
+from bench.execute import Effort, Engine
 from bench.progress import silenced
+from optimizers.plugins import PluginError
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_WORDS: Mapping[Any, str] = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "text", type: "a class", Path: "a path",
-    Sequence: "a list", Mapping: "a dictionary {NAME: VALUE}",
-}  # fmt: skip
-
+MOST_WORKERS = 10_000
+"""More are probably a typo. Ours."""
+LEAST = {"trials": 1, "width": 1, "runs": 1}
+"""The smallest values of numbers by name."""
 _surrogate = re.compile("[\ud800-\udfff]")
 """Of bytes of a command line that are not UTF-8."""
 
 
 def public(function: F) -> F:
-    """Complete a function: its shared parameters appear one by one, and their values have the declared types."""
+    """Complete a function: its shared parameters appear one by one, and values become those of the declared types."""
     signature = _flat(inspect.signature(function))
 
     @wraps(function)
@@ -36,35 +38,47 @@ def public(function: F) -> F:
         except TypeError as error:
             raise UserError(f"bench.{function.__name__.rstrip('_')}: {error}") from None
         for name, value in bound.arguments.items():
-            parameter = signature.parameters[name]
-            for item in value if parameter.kind is parameter.VAR_POSITIONAL else [value]:
-                if parameter.kind is not parameter.VAR_KEYWORD:
-                    _check(name, item, parameter.annotation)
-        with silenced(not more.get("progress", True)):
-            if "torch" not in sys.modules:
-                with session():
-                    return function(*args, **more)
-            from bench.api.training import training
-
-            with training(True):  # which leaves torch's threads as they were
-                return function(*args, **more)
+            kind = signature.parameters[name]
+            if kind.kind is kind.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(_typed(name, item, kind.annotation) for item in value)
+            elif kind.kind is not kind.VAR_KEYWORD:
+                bound.arguments[name] = _typed(name, value, kind.annotation)
+        with _session(bound.arguments.get("progress", True)):
+            return function(*bound.args, **bound.kwargs)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     call.__doc__ = _documented(function, signature)
     return call  # type: ignore[return-value]
 
 
+@contextmanager
+def _session(progress: bool) -> Iterator[None]:
+    """Errors of plug-ins become UserError, and torch has as many threads as before; without progress, be silent."""
+    torch: Any = sys.modules.get("torch")
+    threads = None if torch is None else torch.get_num_threads()  # the suite uses one for small models
+    with silenced(not progress), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
+        try:
+            yield
+        except PluginError as error:
+            raise UserError(str(error)) from error
+        finally:
+            if threads is not None:
+                from bench.train.threads import set_threads
+
+                set_threads(threads)
+
+
 def _flat(signature: inspect.Signature) -> inspect.Signature:
     """The signature with the keys of `**more: Unpack[...]` as parameters."""
     *parameters, last = signature.parameters.values()
-    if last.kind is not last.VAR_KEYWORD:
+    if not (last.kind is last.VAR_KEYWORD and get_args(last.annotation)):
         return signature
     (shared,) = get_args(last.annotation)
     kinds = get_type_hints(shared)
     for name in sorted(kinds, key=list(MEANINGS).index):
-        kind = kinds[name]
-        default = name == "progress" if kind is bool else None
-        parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind))
+        default = name == "progress" if kinds[name] is bool else None
+        parameters.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kinds[name]))
     if getattr(shared, "__extra_items__", None) is Any:
         parameters.append(last.replace(name="hyperparameters", annotation=Any))
     return signature.replace(parameters=parameters)
@@ -73,8 +87,8 @@ def _flat(signature: inspect.Signature) -> inspect.Signature:
 def _documented(function: Callable[..., Any], signature: inspect.Signature) -> str:
     """The docstring, with the meaning of shared parameters at the end of its section `Args:`."""
     head, mark, tail = (inspect.getdoc(function) or "").partition("\n\nRaises:")
-    kinds = {"which" if kind.annotation is Which else name: name for name, kind in signature.parameters.items()}
-    lines = [f"    {kinds[key]}: {text}" for key, text in MEANINGS.items() if key in kinds and key != "command"]
+    names = {"which" if kind.annotation is Which else name: name for name, kind in signature.parameters.items()}
+    lines = [f"    {names[key]}: {text}" for key, text in MEANINGS.items() if key in names and key != "command"]
     lines = [line for line in lines if f"\n{line.partition(': ')[0]}: " not in head]
     if lines and "\n\nArgs:\n" not in head:
         lines = ["\nArgs:", *lines]
@@ -83,81 +97,149 @@ def _documented(function: Callable[..., Any], signature: inspect.Signature) -> s
 
 def meaning(function: Callable[..., Any], name: str) -> str:
     """The meaning of a parameter, from a docstring."""
-    found = re.search(rf"^    {name}: (.*(?:\n     .*)*)", function.__doc__ or "", re.MULTILINE)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(rf"^    {name}: (.*(?:\n     .*)*)", function.__doc__ or "", re.MULTILINE)
+    return " ".join(match[1].split()) if match else ""
 
 
-def _check(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value of another type, and an empty word.
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """A value of Python, or a word of the command line, as the declared type.
 
     Raises:
-        UserError: it is one.
+        UserError: it is of another type, too small, empty, or no text in UTF-8.
     """
+    from pydantic import (
+        TypeAdapter,
+        ValidationError,
+    )  # takes 0.1 s, and usage errors of the command line do not need it
+
+    from bench.text import why_wrong
+
+    value = plain(value)
     for text in value if isinstance(value, list) and name != "command" else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
         if isinstance(text, str | Path) and _surrogate.search(str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
-    plain: Any = value
-    if _fits(plain.tolist() if hasattr(plain, "tolist") else plain, kind):
-        return
-    members = [member for member in get_args(kind) or (kind,) if member is not NoneType]
-    for member in (kind, *members):
-        if get_origin(member) is Literal:
-            raise unknown(name, str(value), get_args(member))
-    words = dict.fromkeys(_WORDS[get_origin(member) or member] for member in members)
-    raise UserError(f"{name}={value!r}: write {' or '.join(words)}")
+    written = value if isinstance(value, str) else repr(value)
+    try:
+        value = TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        for member in (kind, *get_args(kind)):
+            if get_origin(member) is Literal:
+                raise unknown(name, str(value), get_args(member)) from None
+        reasons = [why_wrong(one["msg"]).removeprefix("it must be ") for one in error.errors()]
+        known = dict.fromkeys(why.replace("an instance of Sequence", "a list") for why in reasons if "path" not in why)
+        raise UserError(f"--{name} {written}: it must be {' or '.join(known) or 'text or a path'}") from None
+    if isinstance(value, int) and value < LEAST.get(name, value):
+        raise UserError(f"--{name} {value}: it must be at least {LEAST[name]}")
+    return value
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value has a type; `bench.api.source.name_of` judges what may also be a class."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return type in args or any(_fits(value, member) for member in args)
-    if origin is Literal:
-        return value in args
-    if origin is Sequence:
-        return (
-            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(item, args[0]) for item in value)
-        )
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+def plain(value: Any) -> Any:
+    """A value as plain Python types: arrays and tensors become lists or numbers, a range a list."""
+    if isinstance(value, list | range):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
+
+
+def path_of(where: Place | None) -> Path | None:
+    """A path; None stays."""
+    return None if where is None else Path(where)
+
+
+def folders(store: Stores) -> list[Path]:
+    """The folders of one store or several; none if not given."""
+    several = [store] if store is None or isinstance(store, str | Path) else store
+    return [place("store", str(folder)) for folder in several if folder is not None]
+
+
+def seeds_text(name: str, seeds: Seeds) -> str:
+    """Seeds in the form of the command line: how many, or which (UserError)."""
+    if isinstance(seeds, int | str):
+        return str(seeds)
+    if not seeds:
+        raise UserError(f"--{name} []: write how many ({name}=5), or which ({name}=[3, 5, 8])")
+    return f"{seeds[0]}:{seeds[0] + 1}" if len(seeds) == 1 else ",".join(map(str, seeds))
+
+
+def names(argument: str, given: Any) -> list[Any] | None:
+    """Names, or classes, as a list, from `A,B` or a sequence (UserError); None stays."""
+    if given is None:
+        return None
+    several = given if isinstance(given, list | tuple) else [given]
+    listed = [name for item in several for name in (parts(item) if isinstance(item, str) else [item])]
+    if not listed:
+        raise UserError(f"--{argument} {','.join(several) or repr('')}: it is empty; write A,B")
+    return listed
+
+
+def pairs(argument: str, values: Mapping[str, Any] | Sequence[str] | None) -> dict[str, str]:
+    """Values by name, from a mapping or from words NAME=VALUE (UserError)."""
+    from bench.text import word_of
+
+    if isinstance(values, Mapping):
+        return {name: word_of(value) for name, value in values.items()}
+    words = [word.partition("=") for word in (values or ())]
+    for name, equals, value in words:
+        if not (name and equals):
+            raise UserError(
+                f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in --only trainer.max_steps=1000"
+            )
+    return {name.removeprefix("--"): value for name, _, value in words}
 
 
 class Call:
-    """The shared arguments of a call, read.
+    """The shared arguments of a call, read; those that are no shared parameter are hyperparameters.
 
-    Args:
-        more: by name; what is no shared parameter is a hyperparameter.
-        task: name of the task, if settings need it.
-        opts: optimizers.
-        top: further settings without a group, such as `seed`.
-
-    Attributes:
-        places: folders of data and store.
-        effort: how runs are executed.
-        words: settings in dotted form.
-        config: file of settings.
-        dry_run, progress: as given.
-        command: words of the command line; None in Python.
+    `words` are its settings in dotted form, among them `top`, those without a group, such as `seed`. `places` are the
+    folders of data and store, `folders` those that the call names; `efforts` are its arguments for `effort`.
     """
 
     def __init__(self, more: Mapping[str, Any], task: Any = None, opts: Iterable[Any] = (), **top: Any) -> None:
-        given = dict(more)
+        rest = dict(more)
 
         def taken(*names: str) -> dict[str, Any]:
-            return {name: given.pop(name, None) for name in names}
+            return {name: value for name in names if (value := rest.pop(name, None)) is not None}
 
-        folders = taken("data", "store")
-        self.places = places_of(**folders)
+        given = taken("data", "store")
+        self.places = {name: place(name, str(given[name]) if name in given else None) for name in ("data", "store")}
+        self.folders = {name: self.places[name] for name in given}
         self.efforts = taken("engine", "workers", "cluster", "width", "budget")
-        self.effort = effort_of(**self.efforts)
-        self.dry_run, self.progress = bool(given.pop("dry_run", False)), given.pop("progress", True)
-        self.config, self.command = path_of("config", given.pop("config", None)), given.pop("command", None)
+        self.effort = _effort(**self.efforts)
+        self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
+        self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
         top |= taken("data_seed", "precision", "device")
-        named = taken("task_options", "trainer", "settings")
-        self.words = settings_of_call(task, list(opts), **named, hyperparameters=given, **top)
-        self.folders = {name: path for name, path in self.places.items() if folders[name] is not None}
+        task_options, trainer, settings = (rest.pop(name, None) for name in ("task_options", "trainer", "settings"))
+        named = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task), **top}
+        self.words: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        for group, values in (("task", task_options), ("opt", rest), ("trainer", trainer)):
+            self.words |= _dotted(group, values or {})
+        self.words |= {name: plain(value) for name, value in (settings or {}).items()}
+
+
+def _effort(
+    engine: str = "auto",
+    workers: int | str | None = None,
+    cluster: str | None = None,
+    width: int | None = None,
+    budget: str | None = None,
+) -> Effort:
+    """How runs are executed (UserError)."""
+    if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
+        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+    try:
+        spent = None if budget is None else read_budget(budget)
+    except ValueError as error:
+        raise UserError(f"--budget {budget}: {error}") from None
+    return Effort(cast(Engine, engine), width, None if workers is None else str(workers), cluster, spent)
+
+
+def _dotted(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    dotted: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{group}.{name}"
+        dotted |= _dotted(key, value) if isinstance(value, Mapping) else {key: plain(value)}
+    return dotted

@@ -9,7 +9,7 @@ from bench.check import Kind, catalogue
 from bench.check.run import report_on, text, write
 from bench.errors import UserError
 from bench.output import Answer, note
-from bench.progress import StatusLine, say
+from bench.progress import on_terminal, say, show_line
 
 
 def check(
@@ -33,17 +33,16 @@ def check(
     name = optimizer if task is None else task
     if name is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
-    line = StatusLine()
 
-    def show(place: str, verdict: Any) -> None:
-        words = f"{place} {verdict['check']}: {verdict['verdict']} ({verdict['seconds']:.1f} s)"
-        (line.show if line.live else say)(words)
+    def show(place: str, verdict: Mapping[str, Any]) -> None:
+        line = f"{place} {verdict['check']}: {verdict['verdict']} ({verdict['seconds']:.1f} s)"
+        show_line("check", line) if on_terminal() else say(line)
 
-    what: Any = {"options": options["opt"], "reference": reference, "quick": quick}
+    what: dict[str, Any] = {"options": options["opt"], "reference": reference, "quick": quick}
     if task is not None:
         what = {"options": options["task"], "data": places["data"], "kind": "task"}
     report = report_on(name, only=only, limit=limit, show=show, **what)
-    line.clear()
+    show_line("check")
     if task is None and only is None and not quick:
         note(f"written to {write(places['store'], report)}")
     return Answer(vars(report), text(report).split("\n"), int(not report.ok))

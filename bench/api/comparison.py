@@ -1,12 +1,9 @@
-"""`bench.compare`: from optimizers to ranked tables, with the parts of other functions.
-
-The kit checks the optimizers (`bench.check`), a suite tunes them and their baselines at equal budgets and runs the
-winners on fresh seeds (`bench.suite`), and the board `quality` ranks the results (`bench.leaderboard`).
-"""
+"""`bench.compare`: `bench.check` of optimizers, a suite that tunes them and baselines, and the board `quality`."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +18,7 @@ from bench.execute import Effort
 from bench.output import Answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
+from bench.results.group import Group
 from bench.store.stores import Stores
 from bench.sweeps.grid import by_optimizer, settings_in
 from bench.text import counted, listed
@@ -41,12 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """A requested comparison.
-
-    `words` are settings in dotted form, with `opt`, which override those of the YAML file `config`; `against` are the
-    baselines, None for the default; `trials` are of each optimizer; `reference` says whether reference results count,
-    `anyway` whether to continue if a failed check changes results; `places` are the folders of data and store.
-    """
+    """A requested comparison; `words` override the settings of the file `config`; the names are those of `compare`."""
 
     words: Mapping[str, Any]
     config: Path | None
@@ -61,7 +54,7 @@ class Request:
     effort: Effort
     progress: bool
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings of the file and the call."""
         return settings_in(self.config) | dict(self.words)
@@ -83,16 +76,13 @@ class Ranking(NamedTuple):
 def compare(request: Request, out: Path | None, command: Sequence[str] | None) -> Comparison:
     """Check the optimizers, tune all, run the winners, rank them, and write tables and plots into a folder, if given.
 
-    Raises:
-        UserError: the request is invalid.
-        RunFailed: a failed check changes results.
-        KeyboardInterrupt: it was stopped.
+    RunFailed if a failed check changes results, KeyboardInterrupt if it was stopped.
     """
     contests = _contests(request)
     todo = [studies for contest in contests for studies in contest.studies(request.places)]
+    tasks = [studies[0].spec.task for studies in todo]
     if command is not None and out is None:
-        tasks = "-".join(slug(studies[0].spec.task) for studies in todo)[:80]
-        out = Path("compared", tasks, "-".join(map(slug, request.opts))[:80])
+        out = Path("compared", "-".join(map(slug, tasks))[:80], "-".join(map(slug, request.opts))[:80])
     if out is not None:
         check_output(out)
     crew = crew_for(todo, request.effort, request.places)
@@ -102,22 +92,27 @@ def compare(request: Request, out: Path | None, command: Sequence[str] | None) -
     for contest in contests:
         note(contest.title)
     results = train(todo, crew, request.effort, progress=request.progress)
+    results.sort(key=lambda r: (tasks.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
     with doing("writing settings, table and plots"):
-        from bench.results.render import markdown
-
         ranked = ranking(results, request)
         if out is not None:
             suite.write(out / "tuned", results, shlex.join(command or ["bench.compare"]))
-            if ranked.boards:
-                text = markdown(ranked.boards) + "".join(f"\n{line}\n" for line in ranked.verdicts)
-                write(out / "quality.md", text)
-            if ranked.forest is not None and ranked.forest.drawn:
-                for ending in (".png", ".pdf"):
-                    write(out / f"forest{ending}", ranked.forest.picture(ending))
+            _write(ranked, out)
     folder = None if out is None else out / "tuned"
     names = [f"{r.spec.task} {r.spec.opt}" if len(contests) > 1 else r.spec.opt for r in results]
     studies = {name: Result(r, request.places["store"], folder) for name, r in zip(names, results, strict=True)}
     return Comparison(studies, ranked.verdicts, ranked, out)
+
+
+def _write(ranked: Ranking, out: Path) -> None:
+    """Write the board and its chart into a folder."""
+    from bench.results.render import markdown
+
+    if ranked.boards:
+        write(out / "quality.md", "\n".join([markdown(ranked.boards), *(f"{line}\n" for line in ranked.verdicts)]))
+    if ranked.forest is not None and ranked.forest.drawn:
+        for ending in (".png", ".pdf"):
+            write(out / f"forest{ending}", ranked.forest.picture(ending))
 
 
 def dry_run(request: Request) -> Answer:
@@ -167,13 +162,10 @@ def _contest(request: Request, task: str) -> Suite:
         text = " and ".join(f"{opt} of {size}" for opt, size in sizes.items())
         advice = "set one size with --trainer.batch_size, or choose others with --against"
         raise UserError(f"{text} samples a batch are different problems; {advice}")
-    tried = common_trials(studies)
-    title = f"{', '.join(opts)} against {', '.join(against)} on {task}"
-    title += f" ({listed(against)}: reference results of {len(baseline.trials)} trials)" if baseline else ""
-    title += f": {counted(tried, 'trial')} of {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for"
-    title += f" each, {len(names) * (tried * len(seeds) + len(fresh))} runs minus stored ones"
-    title += ", more where a grid grows" * any(study.spec.sampler == "grid" for study in studies)
-    return suite_of(names, tune, title)
+    shipped = f" ({listed(against)}: reference results of {len(baseline.trials)} trials)" if baseline else ""
+    title = f"{', '.join(opts)} against {', '.join(against)} on {task}{shipped}: each has"
+    title += f" {counted(common_trials(studies), 'trial')} of {counted(len(seeds), 'seed')}"
+    return suite_of(names, tune, f"{title}, and {counted(len(fresh), 'fresh seed')}")
 
 
 def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | None":
@@ -181,7 +173,7 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
     folder = reference_folder()
     if not request.reference or folder is None:
         return None
-    stores, studies, others = Stores([], folder), list["StudyRecord"](), False
+    stores, studies = Stores([], folder), list["StudyRecord"]()
     runs = {run.run_id: run for run in stores.runs}
     for spec in specs:
         config = spec.typical(request.places)
@@ -189,17 +181,15 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
         named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
         winners = [(study, runs[study.winner or ""]) for study in named if study.winner in runs]
         same = [study for study, run in winners if run.problem == problem and versions <= run.versions.items()]
-        studies += [max(same, key=lambda study: study.weight)] if same else []
-        others |= bool(winners)
+        studies += sorted(same, key=lambda study: study.weight)[-1:]
     budgets = {(len(study.trials), tuple(study.seeds), study.sampler) for study in studies}
     if len(studies) == len(specs) and len(budgets) == 1:
         trials, seeds = len(studies[0].trials), len(studies[0].seeds)
-        wanted = request.trials or trials, len(tuning_seeds(request.seeds)) if request.seeds else seeds
-        if wanted == (trials, seeds):
+        number = len(tuning_seeds(request.seeds)) if request.seeds else seeds
+        if (request.trials or trials, number) == (trials, seeds):
             return studies[0]
-    if others:
-        names = listed([spec.opt for spec in specs])
-        note(f"{names}: tuned again, since not all have reference results with these settings, trials and seeds")
+    names = listed([spec.opt for spec in specs])
+    note(f"{names}: tuned too, since the reference results lack them with these settings, trials and seeds")
     return None
 
 
@@ -226,24 +216,24 @@ def _check(spec: "StudySpec", request: Request) -> None:
 def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
     """The ranked tables of these studies, and of baselines from the reference results."""
     from bench.boards.collect import collect
-    from bench.boards.headline import headlines
+    from bench.boards.matrix import headlines
     from bench.boards.quality import quality
     from bench.plots.forest import forest
 
-    if not any(result.fresh for result in results):
+    fresh = [run for result in results for run in result.fresh]
+    if not fresh:
         return Ranking([], [], None)
-    names = {result.study.name for result in results}
-    ids = {run.run_id for result in results for run in (*result.runs, *result.fresh)}
-    problems = [(bare(run.config["task"]), run.problem) for result in results for run in result.fresh[:1]]
-    tuned = {bare(result.spec.opt) for result in results}
-    against = {bare(name) for name in request.against or REFERENCES} - tuned
+    names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
+    problems = [(bare(run.config["task"]), run.problem) for run in fresh]
+    against = {bare(name) for name in request.against or REFERENCES} - {bare(result.spec.opt) for result in results}
     stores = Stores([request.places["store"]], reference_folder() if request.reference else None)
 
     def is_baseline(run: "RunResult") -> bool:
-        return bare(run.config["opt"]) in against and (bare(run.config["task"]), run.problem) in problems
+        is_other = run.run_id in stores.shipped and bare(run.config["opt"]) in against
+        return is_other and (bare(run.config["task"]), run.problem) in problems
 
     stores.studies = [study for study in stores.studies if study.name in names or bare(study.opt) in against]
-    stores.runs = [r for r in stores.runs if r.run_id in ids or (r.run_id in stores.shipped and is_baseline(r))]
+    stores.runs = [run for run in stores.runs if run.run_id in ids or is_baseline(run)]
     collected = collect(stores, mixed_versions=True, reference=request.against[0] if request.against else None)
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1

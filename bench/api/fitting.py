@@ -19,40 +19,30 @@ from bench.execute import command as runs
 from bench.execute.blocks import check_all
 from bench.output import Answer, note
 from bench.progress import SweepProgress, doing
-from bench.store.record import RESUMABLE
 from bench.store.store import Store
 from bench.store.stores import no_store
+from bench.sweeps.grid import settings_in
 from bench.text import plain
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
-    from bench.api.runs import Run, SeedRuns
-
-_SEVERAL = re.compile(r"[-+.\de]+([:,][-+.\de]+)+", re.IGNORECASE)
+    from bench.api.runs import Run, Runs
 
 
 def configuration(
     words: Mapping[str, Any], config: Path | None, places: Mapping[str, Path], *, tuned: bool
 ) -> RunConfig:
     """The configuration of one run; for several values, UserError names the command that takes them."""
-    task, opt = str(words.get("task", "")), str(words.get("opt", ""))
-    if "," in opt and ":" not in opt:
-        todo = f"write bench sweep --task {task or 'TASK'} --opt {opt}"
-        raise UserError(f"--opt {opt}: bench fit trains one optimizer; {todo}")
-    if "," in task and ":" not in task:
-        todo = "give a command for each, or write a file for `bench suite`"
-        raise UserError(f"--task {task}: bench fit trains one task; {todo}")
     try:
         with doing("reading the settings"):
             return resolve(words, config=config, tuned=tuned, fallback=places)
     except UserError as error:
         for name, value in words.items():
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            if _SEVERAL.fullmatch(text) and f"--{name} " in str(error):
-                raise UserError(
-                    f"--{name} {text}: bench fit trains one run; `bench sweep` takes several values"
-                    f" (bench sweep --task {task} --opt {opt} --{name} {text})"
-                ) from None
+            named = "," in text and ":" not in text if name in ("task", "opt") else f"--{name} " in str(error)
+            if named and re.search(r"\w[:,]", text):
+                why = "bench fit trains one run; `bench sweep` takes several values, `bench compare` several tasks"
+                raise UserError(f"--{name} {text}: {why}") from None
         raise
 
 
@@ -68,10 +58,8 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
     from bench.api.runs import Run
 
     if config.trainer.ranks > 1 and not is_command:
-        why = "a run with several processes restarts its command in each of them"
-        raise UserError(
-            f"trainer.devices and trainer.num_nodes: {why}; use `bench fit`, and `bench.load` for the result"
-        )
+        why = "a run with several processes restarts its command; use `bench fit`, and `bench.load` for the result"
+        raise UserError(f"trainer.devices and trainer.num_nodes: {why}")
     result = None if rerun else Store(config.store).get(on_device(config).run_id)
     if result is None or not result.finished:
         from bench.config.checks import check_early, check_places
@@ -93,21 +81,15 @@ def fit(config: RunConfig, sources: Sources, *, rerun: bool, progress: bool, is_
 def resumed(
     run: str, settings: dict[str, Any], places: dict[str, Path], given: Sequence[str], command: Sequence[str] | None
 ) -> RunConfig:
-    """The configuration of an interrupted run, by its id or the path of its folder, with folders from this call.
-
-    UserError if it cannot continue, or if `settings` or other `given` options would change it.
-    """
-    if given:
-        raise UserError(f"--resume takes the run's own settings; remove --{given[0]}")
+    """The configuration of a stored run, by its id or the path of its folder; UserError if options would change it."""
     path = Path(run)
     if path.name != run:  # the path of a run's folder
         path = path if path.name else path.resolve()  # of `.`
         places = {**places, "store": path.parent}
     run_id, store = path.name, Store(places["store"])
-    another = "cannot be changed (start a new run instead)"
-    named = {kind: [str(settings.pop(kind))] for kind in ("task", "opt") if kind in settings}
-    if more := settings.keys() - {"store", "data", "logger"}:
-        raise UserError(f"--resume takes the run's own settings; --{min(more)} {another}")
+    named = {kind: [str(settings[kind])] for kind in ("task", "opt") if kind in settings}
+    if more := [*given, *sorted(settings.keys() - {"task", "opt", "store", "data", "logger"})]:
+        raise UserError(f"--resume takes the run's own settings; remove --{more[0]}, or start a new run")
     if not store.folder.is_dir():
         raise no_store(store.folder, "name it with --store DIR")
     result = store.get(run_id)
@@ -115,20 +97,15 @@ def resumed(
         raise unknown_run(run_id, (run.run_id for run in store.runs()), f"the store {store.folder}")
     for kind, (name,) in named.items():
         if bare(name) != bare(result.config[kind]):
-            raise UserError(f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which {another}")
+            raise UserError(
+                f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which cannot be changed"
+            )
     words = command or ["bench", "fit", "--resume", run]
     names = allowed(result.config, result.versions, named, f"run {run_id}", words)
-    config = resolve(settings_of(result.config) | names | settings | places, recorded=True)
-    alone = "train again without --resume"
+    config = resolve(settings_of(result.config) | settings | names | places, recorded=True)
     if config.run_id != run_id:
-        raise UserError(f"run {run_id} was started with another version of its task or optimizer; {alone}")
-    if result.status in RESUMABLE and result.engine == "lanes":
-        raise UserError(
-            f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command, or"
-            f" {alone}"
-        )
-    if result.status in RESUMABLE and store.last_checkpoint([run_id]) is None:
-        raise UserError(f"run {run_id} was {result.status} before its first checkpoint; {alone}")
+        why = "was started with another version of its task or optimizer"
+        raise UserError(f"run {run_id} {why}; train again without --resume")
     return config
 
 
@@ -139,37 +116,29 @@ def dry_run(config: RunConfig) -> Answer:
     config = on_device(config)
     check(config)
     values = plain(config.model_dump(mode="python"))
-    data = {"run_id": config.run_id, **values}
     nested = {name: value for name, value in values.items() if not name.endswith("_options")}
-    for name in ("task", "opt"):
-        nested[name] = {"name": values[name], **values[f"{name}_options"]}
+    nested |= {name: {"name": values[name], **values[f"{name}_options"]} for name in ("task", "opt")}
     if config.data_seed == config.seed:
         del nested["data_seed"]  # so that it follows another seed, such as those of `--seeds`
     text = yaml.safe_dump(nested, sort_keys=False).rstrip("\n")
-    return Answer(data, [f"# run_id: {config.run_id}", text])
-
-
-# -- several seeds ----------------------------------------------------------------------------------------------------
+    return Answer({"run_id": config.run_id, **values}, [f"# run_id: {config.run_id}", text])
 
 
 def with_seeds(
     config: RunConfig, seeds: Sequence[int], settings: Mapping[str, Any], file: Path | None
 ) -> list[RunConfig]:
     """A run for each seed, checked; the order of the samples follows it unless given."""
-    from bench.sweeps.grid import settings_in
-
-    follows = "data_seed" not in {**settings_in(file), **settings}
-    config = on_device(config)
-    configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
+    seeded = ["seed"] if "data_seed" in {**settings_in(file), **settings} else ["seed", "data_seed"]
+    configs = [on_device(config).model_copy(update=dict.fromkeys(seeded, seed)) for seed in seeds]
     check_all(configs, early=True)
     return configs
 
 
-def fit_seeds(configs: Sequence[RunConfig], effort: Effort, sources: Sources, *, progress: bool) -> "SeedRuns":
+def fit_seeds(configs: Sequence[RunConfig], effort: Effort, sources: Sources, *, progress: bool) -> "Runs":
     """The stored or new run of each seed, and their mean; errors as for `bench.execute.command.results_of`."""
-    from bench.api.runs import Run, SeedRuns
+    from bench.api.runs import Run, Runs
 
     first = configs[0]
     view = SweepProgress(f"{first.task} {first.opt}", first.task_spec.mode, enabled=progress)
     results = runs.results_of(configs, view, effort, plan="fit", sources=sources)
-    return SeedRuns([Run(result, first.store) for result in results])
+    return Runs([Run(result, first.store) for result in results])

@@ -6,14 +6,13 @@ It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them
 
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from bench.api import parameters as p
+from bench.api.calls import Call, public
 from bench.output import Answer, write
 from bench.progress import doing
-from bench.text import listed
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
@@ -31,8 +30,16 @@ NEXT = (
 """Suggested next commands, with reasons."""
 
 
-def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answer:
-    """Train, rank and draw; the ranked table in plain words, and what to try next."""
+@public
+def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None, progress: bool = True) -> Answer:
+    """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
+
+    Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.
+
+    Args:
+        out: plot, ends in .png, .pdf, .svg or .html (default: quickstart.png).
+    """
+    file, places = Path(out), Call({"store": store}).places
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
@@ -40,44 +47,31 @@ def quickstart(out: Path, places: Mapping[str, Path], *, progress: bool) -> Answ
         from bench.plots.theme import check_ending
         from bench.progress import SweepProgress
 
-        check_ending(out)
+        check_ending(file)
         chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
-        configs = [
-            resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=places) for opt in OPTS for seed in range(SEEDS)
-        ]
+        runs = ({**chosen, "opt": opt, "seed": seed} for opt in OPTS for seed in range(SEEDS))
+        configs = [resolve(settings, fallback=places) for settings in runs]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
+    from bench.boards.matrix import headlines
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json, written
     from bench.store.store import Store
 
     collected = Collected.of(results, Store(places["store"]).tables)
-    write(out, curves(collected).picture(out.suffix))
+    write(file, curves(collected).picture(file.suffix))
     board = quality(collected)
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
     board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
-    sentences = [verdict_in_words(table.rows), HONEST]
-    data = {"boards": as_json([board]), "said": sentences, "plot": out, "next": [command for command, _ in NEXT]}
+    ((_, verdict),) = headlines(collected)
+    tests = f"Sign tests over {SEEDS} seeds decide; at most 5 % of the verdicts of a row are false."
+    sentences = [f"{verdict} {tests}", HONEST]
+    data = {"boards": as_json([board]), "said": sentences, "plot": file, "next": [command for command, _ in NEXT]}
     prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
     following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
     words = [textwrap.fill(text, 100) + "\n" for text in sentences]
     return Answer(data, [written([board], "table", None), *words, "Try next:", *following])
-
-
-def verdict_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The verdicts of rows of the board `quality` as sentences."""
-    by_verdict: dict[str, list[str]] = {}
-    for row in rows:
-        by_verdict.setdefault(row["verdict"], []).append(row["opt"])
-    ((reference,), parts) = by_verdict.pop("reference"), []
-    for verdict, loss in (("better", "lower"), ("worse", "higher")):
-        if names := by_verdict.pop(verdict, []):
-            parts.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
-    unclear = [name for names in by_verdict.values() for name in names]
-    first = f"After {STEPS} steps {', and '.join(parts)} than {reference}" if parts else "No verdict is decided"
-    open_ = f" No significant difference from {reference}: {listed(unclear)}." if unclear else ""
-    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"

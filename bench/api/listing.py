@@ -1,14 +1,17 @@
 """`bench list` and `bench show`."""
 
 import re
+import shlex
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from bench.api import parameters as p
 from bench.api.boards import reading
-from bench.errors import ANYTHING, RunFailed, check_known, unknown, unknown_run
+from bench.api.calls import folders, names, public
+from bench.config.values import experiments, place
+from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
@@ -17,31 +20,66 @@ if TYPE_CHECKING:
     from bench.store.reports import StudyRecord
 
 
-def names(what: str) -> Answer:
-    """Tasks or optimizers, with a description of each."""
+@public
+def list_(
+    kind: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
+    *,
+    task: p.Names | None = None,
+    opt: p.Names | None = None,
+    status: p.Names | None = None,
+    since: str | None = None,
+    all: bool = False,
+    store: p.Stores = None,
+    progress: bool = True,
+) -> Answer:
+    """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
+
+    The filters apply to runs. Runs that differ only in their seeds share a line, with the median of their results. The
+    runs of a study share a line, and so do the sweeps of an optimizer on a problem, with the median at the best
+    settings. Exit code 1: something could not be read.
+
+    Args:
+        kind: of the names.
+        task: only these tasks: A,B.
+        opt: only these optimizers: A,B.
+        status: only these statuses: running, failed, ...
+        since: only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w).
+        all: one line per run.
+    """
+    filters = {"task": names("task", task), "opt": names("opt", opt), "status": names("status", status)}
+    places = folders(store)
+    if kind == "runs":
+        return _runs(places, **filters, since=since, every=all)
+    filters |= {"since": since, "all": all or None, "store": None if kind == "studies" else store}
+    for name, value in filters.items():
+        if value is not None:
+            raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
+    return _studies(places) if kind == "studies" else _names(kind)
+
+
+def _names(kind: str) -> Answer:
+    """Tasks, optimizers, experiments or checks, with a description of each."""
     from bench.results.render import shown
     from bench.results.table import Table
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    if what == "tasks":
+    if kind == "experiments":
+        from bench.api import papers
+
+        return papers.listed()
+    if kind == "checks":
+        from bench.api import checking
+
+        return checking.listed()
+    if kind == "tasks":
         rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
-    elif what == "optimizers":
-        rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
     else:
-        raise unknown("kind", what, ("tasks", "optimizers", "runs", "studies"))
+        rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
     return Answer(rows, shown(Table.facts(rows.items())))
 
 
-def runs(
-    folders: Sequence[Path],
-    *,
-    task: list[str] | None,
-    opt: list[str] | None,
-    status: list[str] | None,
-    since: str | None,
-    every: bool,
-) -> Answer:
+def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, since: str | None, every: bool) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
     from bench.results.render import shown
@@ -49,29 +87,23 @@ def runs(
 
     check_known("status", status or [], listing.STATUSES)
     begun = listing.since(since) if since else ""
-    stores = Stores(existing_stores(folders))
+    stores = Stores(existing_stores(places))
     with reading():
         selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
     lines = listing.lines(stores, selected, fold=not every)
     code = warn_of(stores)
-    none = clean(f"no {'such ' * bool(stores.runs)}runs in {_shown(stores.shown, folders)}")
+    none = clean(f"no {'such ' * bool(stores.runs)}runs in {stores.shown or place('store')}")
     text = shown(listing.table(lines)) if lines else [none]
     return Answer(partial(listing.as_json, selected, stores), text, code)
 
 
-def _shown(stores: str, folders: Sequence[Path]) -> str:
-    from bench.config.values import place
-
-    return stores or " and ".join(map(str, folders or [place("store")]))
-
-
-def studies(folders: Sequence[Path]) -> Answer:
+def _studies(places: Sequence[Path]) -> Answer:
     """Studies with their winners."""
     from bench.results.render import shown
     from bench.results.table import Table
     from bench.store.stores import Stores
 
-    stores = Stores(existing_stores(folders))
+    stores = Stores(existing_stores(places))
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     for study in stores.studies:
@@ -81,12 +113,19 @@ def studies(folders: Sequence[Path]) -> Answer:
         rows[-1] |= {"best": best, "score": study.score}
         result = "no winner" if study.score is None else f"best {best}: {study.score:.4g}"
         lines.append((study.name, f"{len(study.trials)} of {counted(sum(counts.values()), 'trial')}", result))
-    none = [clean(f"no studies in {_shown('', folders)}")]
+    none = [clean(f"no studies in {stores.shown or place('store')}")]
     return Answer(rows, shown(Table.of([""] * 3, lines)) if rows else none, warn_of(stores))
 
 
-def show(name: str, folders: Sequence[Path]) -> Answer:
-    """What has this name; UserError if nothing has it."""
+@public
+def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
+    """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
+
+    For a run: result, settings, notes, and the commands that repeat and resume it.
+
+    Args:
+        name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
+    """
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
@@ -99,17 +138,15 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
         from bench.commands.describe import describe_task, task_json
 
         return Answer(task_json(TASKS[name]), [describe_task(TASKS[name])])
-    path = Path(name)
-    places = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(folders)
-    is_experiment = name.count("/") == 1 and not path.is_absolute()  # PAPER/EXPERIMENT; importing them is slow
-    if not is_experiment and (run := _run(path.name, places)) is not None:
-        return run
-    from bench.papers.experiments import experiments, load
-
     if name in experiments():
-        value = {"kind": "experiment", "name": name} | load(name).model_dump(mode="json")
+        from bench.papers.experiments import load as load_experiment
+
+        value = {"kind": "experiment", "name": name} | load_experiment(name).model_dump(mode="json")
         return Answer(value, [f"# run it: bench reproduce {name}", experiments()[name].read_text("utf-8").rstrip()])
-    if is_experiment and (run := _run(path.name, places)) is not None:
+    path = Path(name)
+    is_path = path.name != name and path.parent.is_dir()
+    places = [path.parent] if is_path else existing_stores(folders(store))
+    if (run := _run(path.name, places)) is not None:
         return run
     from bench.store.stores import Stores
 
@@ -118,11 +155,8 @@ def show(name: str, folders: Sequence[Path]) -> Answer:
         return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
-    if begun := [run_id for run_id in stores.blocks if run_id.startswith(path.name)]:
-        raise unknown("run", path.name, begun[:1], f" in {stores.shown}")
-    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
-    if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
-        raise unknown_run(path.name, stores.blocks, _shown(stores.shown, folders))
+    if re.fullmatch(r".+-[0-9a-f]{7,10}", path.name):  # ids of runs end in a digest
+        raise unknown_run(path.name, stores.blocks, stores.shown or str(place("store")))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
@@ -140,7 +174,9 @@ def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]
     ]
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
+    which = shlex.join(["--task", study.task, "--opt", study.opt])
+    plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
+    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing), clean(plots)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

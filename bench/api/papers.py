@@ -1,6 +1,5 @@
 """Experiments of papers: their list, the shipped verdicts, and one of them run."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +14,12 @@ if TYPE_CHECKING:
     from bench.papers.reproduction import Version
 
 
-def claims(name: str | None, out: Path | None) -> "Table":
-    """The verdicts on all claims, written to a file if given.
-
-    Args:
-        name: a paper, or a folder of `PAPER/EXPERIMENT/claims.json`; None for all shipped pages.
-        out: file of the verdicts.
-
-    Raises:
-        UserError: there are no pages, as in an installed wheel, or one is damaged.
-    """
+def claims(paper: str | None, out: Path | None) -> "Table":
+    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
     from bench.api.results import Table
     from bench.papers.shipped import board, read
 
-    folder = Path(name) if name is not None and Path(name).is_dir() else None
-    pages = read(RESULTS, [name] if name else ()) if folder is None else read(folder)
-    table = Table([board(pages)])
+    table = Table([board(read(RESULTS, paper))])
     if out is not None:
         table.write(out)
     return table
@@ -42,15 +31,15 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def listed() -> Answer:
     """The experiments."""
-    from bench.papers.experiments import read
+    from bench.papers.experiments import load
     from bench.results.render import shown
     from bench.results.table import Table
 
-    titles = [(name, read(name).title) for name in experiments()]
+    titles = [(name, load(name).title) for name in experiments()]
     return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 
-def version(quick: bool, search: bool, seeds: str | None, changes: Mapping[str, Any]) -> "Version":
+def version(quick: bool, search: bool, seeds: str | None, changes: dict[str, Any]) -> "Version":
     """The requested version of an experiment."""
     with doing("reading the experiment"):
         from bench.papers.reproduction import Version
@@ -71,12 +60,13 @@ def reproduce(
         from bench.papers import reproduce as papers
         from bench.papers.reproduction import as_json, claim_lines
 
-    kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
+    kind = "-quick" * version.quick + "-changed" * bool(
+        version.changes or version.seeds is not None
+    )  # so that no trial overwrites the real page
     folder = folder or Path("reproduced") / f"{name}{kind}"
     if dry:
         todo = papers.ask(name, places, version).every
         about = [{"arm": arm, "seed": config.seed} for arm, config in todo]
         return dry_run([config for _, config in todo], effort, about)
     result = papers.reproduce(name, folder, places, version, effort)
-    assert result is not None
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     Opt = str | type[Optimizer] | OptimizerSpec
     Task = str | TaskSpec
 else:
-    Opt = Task = str | type
+    Opt = Task = Any  # `bench.api.source.name_of` judges them
 
 Place = str | Path
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
+Stores = Sequence[Place] | Place | None
 Settings = Mapping[str, Any]
-Which = Literal["best", "tuned", "default", "all"]
+Which = Literal["best", "all"]
 
 MEANINGS = {
     "task": "a name of `bench list tasks`, or `file.py:SPEC`.",
@@ -57,41 +58,7 @@ MEANINGS = {
 """The meaning of parameters by name, where a docstring does not say it; `which` is that of `settings: Which`."""
 
 
-class Quiet(TypedDict, total=False):
-    """Of all functions."""
-
-    progress: bool
-
-
-class WithData(Quiet, total=False):
-    """Of functions that need data."""
-
-    data: Place | None
-
-
-class InStore(Quiet, total=False):
-    """Of functions that store runs."""
-
-    store: Place | None
-
-
-class InStores(Quiet, total=False):
-    """Of functions that only read runs."""
-
-    store: Sequence[Place] | Place | None
-
-
-class Stored(WithData, InStore, total=False):
-    """Of functions that need data and store runs."""
-
-
-class Checking(Stored, total=False, extra_items=Any):
-    """Of `check`."""
-
-    settings: Settings | None
-
-
-class Executing(Stored, total=False):
+class Executing(TypedDict, total=False):
     """Of functions that train a given plan."""
 
     engine: Literal["auto", "lanes", "lightning"] | None
@@ -101,6 +68,9 @@ class Executing(Stored, total=False):
     budget: str | None
     dry_run: bool
     command: Sequence[str] | None
+    data: Place | None
+    store: Place | None
+    progress: bool
 
 
 class Fitting(Executing, total=False, extra_items=Any):
@@ -115,7 +85,7 @@ class Fitting(Executing, total=False, extra_items=Any):
     settings: Settings | None
 
 
-class Choice(InStores, total=False):
+class Choice(TypedDict, total=False):
     """Of functions that compare stored runs."""
 
     task: Names | None
@@ -124,3 +94,5 @@ class Choice(InStores, total=False):
     settings: Which
     reference: str | None
     no_reference: bool
+    store: Stores
+    progress: bool

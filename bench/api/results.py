@@ -3,14 +3,13 @@
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.api.runs import Run, Runs
 from bench.errors import UserError
 from bench.output import Shown, format_of, write
-from bench.results.render import FORMATS, as_json, html_fragment, markdown, written
+from bench.results.render import FORMATS, as_json, html_fragment, written
 from bench.results.table import Board
 from bench.text import clean
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bench.api.comparison import Ranking
-    from bench.sweeps.sensitivity import Curve, Sensitivity
+    from bench.sweeps.sensitivity import Sensitivity
     from bench.tuning.study import StudyResult
 
 
@@ -42,24 +41,11 @@ class Table(Shown):
     first: str | None = field(default=None, repr=False)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        """All rows as strict JSON: numbers are finite or None, intervals are mean, low, high and n.
-
-        `table` is the title of the row's table.
-        """
-        tables = (table for board in self.as_json() for table in board["tables"])
-        return [{"table": table["title"], **row} for table in tables for row in table["rows"]]
-
-    @property
     def table(self) -> "pd.DataFrame":
         """All rows with their values, under the columns' names; `table` is the title of the row's table."""
         import pandas as pd
 
         return pd.concat([board.table for board in self.boards], ignore_index=True)
-
-    def markdown(self) -> str:
-        """As Markdown."""
-        return markdown(self.boards)
 
     def write(self, path: str | Path) -> None:
         """Write a file: Markdown, CSV, JSON, LaTeX or HTML by its suffix (.md, .csv, .json, .tex, .html), else text.
@@ -67,8 +53,7 @@ class Table(Shown):
         Raises:
             UserError: it cannot be written.
         """
-        path = Path(path)
-        write(path, written(self.boards, format_of(path, FORMATS), path))
+        write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))
 
     def as_json(self) -> list[dict[str, Any]]:
         """Boards with their tables."""
@@ -105,12 +90,12 @@ class Sweep(Shown):
         It was chosen on the same seeds, which is optimistic. None if a curve has no best: at every value, half of the
         seeds or more diverged, or a cap set the step size.
         """
-
-        def best_of(curve: "Curve") -> Any:
-            point = None if curve.best is None else curve.points[curve.best]
-            return point and ({curve.x: point.x, **point.others} if point.others else point.x)
-
-        return {curve.name: best_of(curve) for curve in self.sensitivity.curves}
+        curves = self.sensitivity.curves
+        points = {curve.name: (curve.x, None if curve.best is None else curve.points[curve.best]) for curve in curves}
+        return {
+            name: point and ({x: point.x, **point.others} if point.others else point.x)
+            for name, (x, point) in points.items()
+        }
 
     @property
     def table(self) -> Table:
@@ -136,9 +121,8 @@ class Sweep(Shown):
     def __str__(self) -> str:
         from bench.sweeps.sensitivity import lines
 
-        text = lines(self.sensitivity)
-        if self.paths:
-            files = ", ".join(path.name for path in self.paths)
+        text, files = lines(self.sensitivity), ", ".join(path.name for path in self.paths)
+        if files:
             text.append(f"written to {self.paths[0].parent}: {files}; the runs are in {self.runs[0].store}")
         return "\n".join(text)
 
@@ -154,6 +138,8 @@ class Study(Shown):
         store: the folder of its runs.
         folder: to which the winner's settings were written.
         name: of the study; `task` and `opt` are the names of its task and its optimizer.
+        trials: the runs of its trials.
+        fresh: the winner's runs on fresh seeds, the results to report.
         score: the winner's median over the seeds of the trials, on the selection split; it is optimistic.
         code: 1 if no trial has a score.
     """
@@ -162,6 +148,7 @@ class Study(Shown):
         self.result, self.store, self.folder = result, store, folder
         self.name, self.task, self.opt = result.study.name, result.spec.task, result.spec.opt
         self.score, self.code = result.score, int(result.best is None)
+        self.trials, self.fresh = (Runs(Run(run, store) for run in runs) for runs in (result.runs, result.fresh))
 
     @property
     def best(self) -> dict[str, Any]:
@@ -174,36 +161,9 @@ class Study(Shown):
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
         return self.result.hyperparameters
 
-    @cached_property
-    def trials(self) -> Runs:
-        """The runs of its trials."""
-        return Runs([Run(run, self.store) for run in self.result.runs])
-
-    @cached_property
-    def fresh(self) -> Runs:
-        """The winner's runs on fresh seeds, the results to report."""
-        return Runs([Run(run, self.store) for run in self.result.fresh])
-
-    @property
-    def sweep(self) -> Sweep:
-        """Dependence of the trials' results on the searched settings; UserError if no trial has ended."""
-        return Sweep(self.trials, self.result.analyse())
-
     def figure(self) -> "alt.TopLevelMixin":
         """The metric of the trials against the searched settings."""
-        return self.sweep.figure()
-
-    def write(self, folder: str | Path = "tuned") -> list[Path]:
-        """Write a plot and `TASK/OPT.yaml`, which `tuned=True` and `bench fit --tuned` read from `./tuned`.
-
-        Raises:
-            UserError: the folder cannot be written, or no trial has a score.
-        """
-        from bench.tuning import suite
-
-        if self.result.best is None:
-            raise UserError(f"study {self.name}: no trial has a score, so there is nothing to write")
-        return suite.write(Path(folder), [self.result], "bench.tune")
+        return Sweep(self.trials, self.result.analyse()).figure()
 
     def as_json(self) -> dict[str, Any]:
         """Trials, winner and its fresh seeds."""
@@ -215,10 +175,8 @@ class Study(Shown):
         from bench.tuning import summary
         from bench.tuning.tuned import use_line
 
-        lines = [*map(clean, summary.lines(self.result))]
-        if self.folder is not None:
-            lines += ["", f"use it: {use_line(self.folder, self.result.spec)}"]
-        return "\n".join(lines)
+        use = [] if self.folder is None else ["", f"use it: {use_line(self.folder, self.result.spec)}"]
+        return "\n".join([*map(clean, summary.lines(self.result)), *use])
 
 
 @dataclass(frozen=True)
@@ -263,17 +221,17 @@ class Comparison(Shown):
     def as_json(self) -> dict[str, Any]:
         """Studies, boards and verdicts."""
         studies = [{k: v for k, v in study.as_json().items() if k != "out"} for study in self.studies.values()]
-        boards, verdicts = as_json(self.ranking.boards), [*self.verdicts]
-        return {"out": self.folder, "studies": studies, "boards": boards, "said": verdicts}
+        return {
+            "out": self.folder, "studies": studies, "boards": as_json(self.ranking.boards), "said": [*self.verdicts]
+        }  # fmt: skip
 
     def __str__(self) -> str:
         from bench.tuning.summary import result_lines
         from bench.tuning.tuned import use_line
 
         lines = result_lines([study.result for study in self.studies.values()])
-        boards = self.ranking.boards
-        table = str(self.table) + "\n" if boards else "no winner has run on fresh seeds yet"
-        tuned = [(s.folder, s.result.spec) for s in self.studies.values() if s.folder and s.result.best is not None]
+        table = str(self.table) + "\n" if self.ranking.boards else "no winner has run on fresh seeds yet"
+        tuned = [(s.folder, s.result.spec) for s in self.studies.values() if s.folder and not s.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
         return "\n".join([*lines, table, *self.verdicts, *([""] * bool(use)), *use])
 

@@ -72,42 +72,35 @@ def digest_of(value: Any) -> str:
             texts.append(repr(piece))
         elif id(piece) not in known:
             known[id(piece)] = piece
-            texts.append(_text(piece))
-            for part in _parts(piece):
+            text, parts = _content(piece)
+            texts.append(text)
+            for part in parts:
                 add(part)
 
     add(value)
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def _text(piece: Any) -> str:
-    """What stands for an object besides its parts."""
-    if isinstance(piece, type | FunctionType | ModuleType):
-        is_function = isinstance(piece, FunctionType) and _is_of_session(piece)
-        name = getattr(piece, "__qualname__", "")
-        return (
-            inspect.getsource(piece) if is_function else f"{getattr(piece, '__module__', '')}.{name}.{piece.__name__}"
-        )
-    if dataclasses.is_dataclass(piece) or isinstance(piece, Mapping | list | tuple):
-        return type(piece).__name__
-    if hasattr(piece, "tolist"):  # an array or a tensor, whose pickle is not always the same
-        return f"{getattr(piece, 'dtype', '')} {piece.tolist()}"
-    return hashlib.sha256(cloudpickle.dumps(piece)).hexdigest()
-
-
-def _parts(piece: Any) -> Iterable[Any]:
-    """What an object of the session uses."""
+def _content(piece: Any) -> tuple[str, Iterable[Any]]:
+    """What stands for an object, and the parts that it consists of or uses."""
     if isinstance(piece, FunctionType) and _is_of_session(piece):
-        cells = [cell.cell_contents for cell in piece.__closure__ or ()]
         names = sorted(_names(piece.__code__) & piece.__globals__.keys())
-        return [*(piece.__globals__[name] for name in names), *cells]
-    if isinstance(piece, type) and _is_of_session(piece):
-        return [*piece.__bases__, *_members(piece)]
+        cells = [cell.cell_contents for cell in piece.__closure__ or ()]
+        return inspect.getsource(piece), [*(piece.__globals__[name] for name in names), *cells]
+    if isinstance(piece, type | FunctionType | ModuleType):
+        text = f"{getattr(piece, '__module__', '')}.{getattr(piece, '__qualname__', '')}.{piece.__name__}"
+        if isinstance(piece, type) and _is_of_session(piece):
+            return text, [*piece.__bases__, *_members(piece)]
+        return text, ()
+    if dataclasses.is_dataclass(piece):
+        return type(piece).__name__, [getattr(piece, field.name) for field in dataclasses.fields(piece)]
     if isinstance(piece, Mapping):
-        return [part for item in piece.items() for part in item]
-    if dataclasses.is_dataclass(piece) and not isinstance(piece, type):
-        return [getattr(piece, field.name) for field in dataclasses.fields(piece)]
-    return piece if isinstance(piece, list | tuple) else ()
+        return type(piece).__name__, [part for item in piece.items() for part in item]
+    if isinstance(piece, list | tuple):
+        return type(piece).__name__, piece
+    if hasattr(piece, "tolist"):  # an array or a tensor, whose pickle is not always the same
+        return f"{getattr(piece, 'dtype', '')} {piece.tolist()}", ()
+    return hashlib.sha256(cloudpickle.dumps(piece)).hexdigest(), ()
 
 
 def _names(code: CodeType) -> set[str]:
@@ -118,6 +111,6 @@ def _names(code: CodeType) -> set[str]:
 def _members(cls: type) -> list[Any]:
     """Names and values of what a class defines; torch adds a wrapped `step` to a class that inherits it."""
     step = [inspect.unwrap(cls.step)] if "step" in vars(cls) else []
-    own = [function for function in step if function.__qualname__ == f"{cls.__qualname__}.step"]
+    steps = [function for function in step if function.__qualname__ == f"{cls.__qualname__}.step"]
     named = {k: v for k, v in vars(cls).items() if k not in ("step", "_abc_impl") and (k[:2] != "__" or callable(v))}
-    return [*own, *(item for pair in named.items() for item in pair)]
+    return [*steps, *(item for pair in named.items() for item in pair)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.api.results import Study
 from bench.api.training import crew_of, in_time, note_ignored, note_long
-from bench.config.values import read_seeds, reference_folder, suite_file
+from bench.config.values import read_seeds, reference_folder
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.output import Answer, check_output, note
@@ -71,11 +71,7 @@ def crew_for(todo: Sequence[Sequence[Plan]], effort: Effort, places: Mapping[str
 def train(
     todo: Sequence[Sequence[Plan]], crew: "Crew | None", effort: Effort, *, progress: bool = True
 ) -> list[StudyResult]:
-    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store.
-
-    Raises:
-        KeyboardInterrupt: it was stopped.
-    """
+    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store."""
     every = [study for studies in todo for study in studies]
     if crew is not None:
         note_long(effort, every, every[0].places, crew)
@@ -105,9 +101,7 @@ def tune(
     (result,) = train([[study]], crew_for([[study]], effort, study.places), effort, progress=progress)
     if storage:
         tuned.mirror(result, storage)
-    paths: list[Path] = []
-    if folder is not None and result.best is not None:
-        paths = suites.write(folder, [result], shlex.join(command or ["bench.tune"]))
+    paths = [] if folder is None else suites.write(folder, [result], shlex.join(command or ["bench.tune"]))
     return Study(result, study.places["store"], folder if paths else None)
 
 
@@ -123,7 +117,6 @@ def suite(
     command: Sequence[str] | None,
 ) -> Answer:
     """Tune the optimizers of a suite's tasks, run the winners, and write their settings."""
-    suite_file(file)
     parts = suites.narrowed(suites.load(file), tasks, opts)
     try:
         todo = [studies for part in parts for studies in part.studies(places)]
@@ -135,8 +128,12 @@ def suite(
     check_output(out)  # fail before hours of training
     results = train(todo, crew, effort)
     paths = suites.write(out, results, shlex.join(command or ["bench", "suite", file]))
-    lines = [" + ".join(part.title for part in parts), "", *result_lines(results)]
-    lines.append(f"written to {out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
+    lines = [
+        " + ".join(part.title for part in parts),
+        "",
+        *result_lines(results),
+        f"written to {out}: {len(paths)} files",
+    ]
     code = int(any(result.best is None for result in results))
     return Answer({"out": out, "studies": [as_json(result) for result in results]}, lines, code)
 
@@ -145,12 +142,11 @@ def plan_of(parts: "Sequence[Suite]", places: Mapping[str, Path], effort: Effort
     """What suites would run, which part is stored, and the estimated time of the rest."""
     todo = [studies for part in parts for studies in part.studies(places)]
     every = [study for studies in todo for study in studies]
-    crew = crew_of(effort, [study.spec for study in every], places)
-    crew_for(todo, effort, places)
+    crew = crew_for(todo, effort, places) or crew_of(effort, [study.spec for study in every], places)
     with redirect_stdout(sys.stderr):
         rows = suites.plan(every, suites.measured(places, crew.threads))
     if (folder := reference_folder()) is not None:
-        shipped = {study.name for study in Stores([], folder).studies}
-        if any(row["study"] in shipped and row["trials"][0] < row["trials"][1] for row in rows):
+        lacking = {row["study"] for row in rows if row["trials"][0] < row["trials"][1]}
+        if any(study.name in lacking for study in Stores([], folder).studies):
             note(f"bench merge {folder} {places['store']} copies shipped studies, which are then not trained again")
     return Answer(rows, [" + ".join(part.title for part in parts), *suites.plan_lines(rows, crew.shares)])

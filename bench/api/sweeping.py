@@ -43,8 +43,8 @@ def request(
 
 def dry_run(request: Request, effort: Effort) -> Answer:
     """The runs with the settings that distinguish them."""
-    names = ("opt", *request.varied, "seed")
     settings = [settings_of(config.model_dump()) for config in request.configs]
+    names = ("opt", *request.varied, "seed")
     return runs.dry_run(request.configs, effort, ({k: s[k] for k in names if k in s} for s in settings))
 
 
@@ -63,11 +63,10 @@ def sweep(
     Raises:
         RunFailed: runs failed; for the command, `Sweep.failed` says so after the others are shown.
     """
-    configs = request.configs
+    configs, failed = request.configs, None
     store, mode = configs[0].store, configs[0].task_spec.mode
     if folder is not None:
         check_output(folder)  # fail before hours of training
-    failed = None
     try:
         view = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
         results = runs.results_of(configs, view, effort, plan="sweep", sources=request.sources)

@@ -1,12 +1,11 @@
-"""What the functions that train have in common."""
+"""What the functions that tune have in common."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.api.arguments import session
 from bench.config.checks import check_early, check_engine, check_places
 from bench.execute import CONTINUES, Effort
 from bench.output import note
@@ -16,24 +15,6 @@ if TYPE_CHECKING:
     from bench.execute.cluster import Crew
     from bench.tuning.spec import StudySpec
     from bench.tuning.study import Study
-
-
-@contextmanager
-def training(progress: bool) -> Iterator[None]:
-    """A session after which torch has as many threads as before: the suite uses one for small models."""
-    torch: Any = sys.modules.get("torch")
-    before = None if torch is None else torch.get_num_threads()
-    with session(progress=progress):
-        try:
-            yield
-        finally:
-            if before is not None:
-                from bench.train.threads import set_threads
-
-                set_threads(before)
-
-
-# -- studies ----------------------------------------------------------------------------------------------------------
 
 
 def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> None:

@@ -1,7 +1,8 @@
 """Entries of stores for boards: requested, readable and comparable."""
 
+import json
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -20,7 +21,6 @@ from bench.boards.entries import (
     problem_key,
 )
 from bench.config.run_config import settings_of
-from bench.config.values import parts
 from bench.errors import UserError, unknown
 from bench.results.group import Group, Seed
 from bench.results.selection import above_infimum, best_index, equal_below, is_capped, score_of
@@ -43,28 +43,17 @@ Tables = Callable[[str], Mapping[str, Columns]]
 
 @dataclass
 class Collected:
-    """The collected entries: the input of every board and chart.
+    """The collected entries: the input of every board and chart."""
 
-    Attributes:
-        entries: the shown entries, by problem, then optimizer, then settings.
-        chosen: likewise, and the reference even if it is not shown; `all` has all entries, and `by_id` all runs.
-        tables: reads a run's tables.
-        reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
-        target: value of the metric on the selection split; None for the task's own.
-        unranked: studies without a row, and why; `notes` has them too, and excluded runs.
-        damaged: runs that cannot be read, and why; boards that read tables may find more.
-    """
-
-    entries: list[Entry]
-    chosen: list[Entry]
-    all: list[Entry]
-    by_id: dict[str, RunResult]
+    entries: list[Entry]  # the shown ones, by problem, then optimizer, then settings
+    chosen: list[Entry]  # likewise, and the reference even if it is not shown
+    by_id: dict[str, RunResult]  # all runs
     tables: Tables
-    reference: str | None = None
-    target: float | None = None
-    unranked: list[tuple[StudyRecord, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
+    reference: str | None = None  # the fixed optimizer of comparison; None for each problem's own
+    target: float | None = None  # value of the metric on the selection split; None for the task's own
+    unranked: list[tuple[StudyRecord, str]] = field(default_factory=list)  # studies without a row, and why
+    notes: list[str] = field(default_factory=list)  # on these, and on excluded runs
+    damaged: list[str] = field(default_factory=list)  # runs that cannot be read; boards that read tables may add some
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], tables: Tables) -> "Collected":
@@ -73,7 +62,7 @@ class Collected:
         entries = entries_of(runs, by_id, [])
         for entry in entries:
             entry.name = entry.opt
-        return cls(entries, entries, entries, by_id, tables)
+        return cls(entries, entries, by_id, tables)
 
     @property
     def problems(self) -> dict[Problem, list[Entry]]:
@@ -110,38 +99,29 @@ class Collected:
     def _references(self, problem: Problem) -> list[Entry]:
         name = self.reference or problem.reference
         named = [e for e in self.chosen if e.problem == problem and name in (e.opt, e.name)]
-        kind = min((KINDS.index(entry.kind) for entry in named), default=None)
-        return [entry for entry in named if KINDS.index(entry.kind) == kind]
+        return [entry for entry in named if entry.kind == min((e.kind for e in named), key=KINDS.index)]
 
     def no_reference(self, problem: Problem) -> str:
         """The reason why a problem has no reference, and what to do."""
         name, best = self.reference or problem.reference, self._references(problem)
         if best:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
-        if count := sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all):
-            some = f"it has {counted(count, 'setting')}, of which none was chosen"
-            return f"the reference {name} is not shown ({some}): choose another with --reference"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
 
     def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
-        """The tables of a group's runs by seed, without runs whose tables are damaged, which are noted."""
+        """The tables of a group's runs by seed; none of a run whose tables are damaged, which is noted."""
         tables: dict[Seed, Mapping[str, Columns]] = {}
         for seed, run in group.runs.items():
             try:
                 tables[seed] = self.tables(run.run_id)
             except UserError as error:
+                tables[seed] = {}
                 self.damaged.append(str(error))
         return tables
 
-    def every(self, entry: Entry) -> list[Mapping[str, Columns]]:
-        """The tables of each of an entry's runs; none of a run whose tables are damaged, which is noted."""
-        tables = self.read(entry)
-        return [tables.get(seed, {}) for seed in entry.runs]
-
-    def trial_runs(self, study: StudyRecord | None) -> list[RunResult]:
-        """The stored runs of a study's trials; none without a study."""
-        ids = sorted(study.run_ids) if study else []
-        return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
+    def trial_runs(self, study: StudyRecord) -> list[RunResult]:
+        """The stored runs of a study's trials."""
+        return [self.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in self.by_id]
 
 
 def collect(
@@ -160,7 +140,7 @@ def collect(
     Only those of `tasks` and `opts` are shown, None for all; the reference is read even if it is not shown. `only` has
     settings in dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each
     optimizer on each problem, `best` selects the tuned ones; else the best of several with the same seeds, as from a
-    sweep; else the defaults, else settings by hand if there is only one; `tuned`, `default` or `all` selects these.
+    sweep; else the defaults, else settings by hand if there is only one; `all` selects all of them.
     `mixed_versions` allows runs of several versions together; `reference` and `target` are as in `Collected`.
 
     Raises:
@@ -170,26 +150,26 @@ def collect(
         broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
-    runs, notes = stores.runs, list[str]()
-    by_id = {run.run_id: run for run in runs}
+    by_id = {run.run_id: run for run in stores.runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
-    stores.refuse_unknown(tasks, opts, runs)
-    tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
-    read = None if opts is None else {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
+    stores.refuse_unknown(tasks, opts, stores.runs)
+    tasks = tasks and sorted({bare(run.config["task"]) for run in stores.runs if run.names["task"] & {*tasks}})
+    read = opts and {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
 
     def is_of(subject: StudyRecord | RunResult, opts: Collection[str] | None) -> bool:
         names = subject.config if isinstance(subject, RunResult) else vars(subject)
         return (tasks is None or bare(names["task"]) in tasks) and (opts is None or bare(names["opt"]) in opts)
 
-    runs = _filtered([run for run in runs if is_of(run, read)], only or {}, stores.shipped, by_id.values())
+    runs = [run for run in stores.runs if is_of(run, read)]
+    runs = _filtered(runs, only, stores) if only else runs
     if not any(is_of(run, opts) for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
-        entry.excluded = capped(entry.study, by_id)
-    notes += _cut_studies(runs, entries, stores.studies)
-    chosen = _chosen(entries, settings, notes)
+        entry.excluded = capped(entry.study, by_id) if entry.study else 0
+    notes = _cut_studies(runs, entries, stores.studies)
+    chosen = [entry for entry in entries if entry.runs] if settings == "all" else _chosen(entries, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
     studies = [study for study in stores.studies if is_of(study, opts)]
@@ -203,23 +183,25 @@ def collect(
             entry.name = f"{entry.opt} ({differing(entry, group)})" if count[entry.opt] > 1 else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
-    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes)
+    return Collected(shown, chosen, by_id, stores.tables, reference, target, unranked, notes)
 
 
-def capped(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> int:
+def capped(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
     """The number of trials that are excluded because a cap set nearly all of their steps."""
-    trials = study.trials if study else []
-    return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials)
+    return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in study.trials)
 
 
 def _cut_studies(runs: Iterable[RunResult], entries: Iterable[Entry], studies: Iterable[StudyRecord]) -> list[str]:
     """A note on each study that has not ended."""
     used = {run.run_id for entry in entries for run in entry.runs.values()}
     tuned = {(bare(study.task), bare(study.opt)) for study in studies}
-    left = [run for run in runs if run.run_id not in used and planned_study(run) is not None]
-    left = [run for run in left if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
-    cut = Counter(planned_study(run) for run in left)
-    return [f"the study {name} has not ended: {counted(cut[name], 'run')} left out" for name in sorted(map(str, cut))]
+    left = [
+        run
+        for run in runs
+        if run.run_id not in used and (bare(run.config["task"]), bare(run.config["opt"])) not in tuned
+    ]
+    cut = Counter(study for run in left if (study := planned_study(run)) is not None)
+    return [f"the study {name} has not ended: {counted(cut[name], 'run')} left out" for name in sorted(cut)]
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
@@ -228,43 +210,37 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
     rest = entry.options.get(REST)
     for kind, name, rests in (("opt", entry.opt, {None, rest}), ("rest", rest, {None})):
         about = {(run.versions.get(kind), run.versions.get(f"{kind}_package")) for run in entry.runs.values()}
-        mine = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about and c.rest in rests]
-        if name is not None and not mine:
+        reports = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about and c.rest in rests]
+        if name is not None and not reports:
             return None
-        failed |= {check for report in mine for check in report.serious}
+        failed |= {check for report in reports for check in report.serious}
     return f"fails {', '.join(sorted(failed))}" if failed else "pass"
 
 
-def _filtered(
-    runs: list[RunResult], only: Mapping[str, str], shipped: Collection[str], known: Iterable[RunResult]
-) -> list[RunResult]:
+def _filtered(runs: Iterable[RunResult], only: Mapping[str, str], stores: Stores) -> list[RunResult]:
     """The runs with these settings; versions of libraries do not filter reference results."""
-    if not only:
-        return runs
     if "status" in only:
         raise UserError("--only status: comparisons always include diverged and stopped runs")
-    names = {name for run in known for name in facts(run)}
-    for name in only:
-        if name not in names:
-            raise unknown("setting of --only", name, sorted(names - {"status"}))
+    names = {name for run in stores.runs for name in facts(run)} - {"status"}
+    for name in only.keys() - names:
+        raise unknown("setting of --only", name, sorted(names))
+    free = {f"versions.{name}" for name in LIBRARIES}
     wanted = {name: _comparable(word) for name, word in only.items()}
-    of_libraries = {f"versions.{name}" for name in LIBRARIES}
 
     def has(run: RunResult) -> bool:
-        values, free = facts(run), of_libraries if run.run_id in shipped else ()
-        return all(name in free or (name in values and _comparable(values[name]) == wanted[name]) for name in only)
+        values, names = facts(run), wanted.keys() - (free if run.run_id in stores.shipped else ())
+        return all(name in values and _comparable(values[name]) == wanted[name] for name in names)
 
     return [run for run in runs if has(run)]
 
 
 def _comparable(value: Any) -> Any:
     """A setting, or the word for it, in a form that compares them: 1e3 is 1000, and 0.9,0.99 a list of two numbers."""
-    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
-        return [_comparable(v) for v in (parts(value.strip("[]() ")) if isinstance(value, str) else value)]
+    text = str(value).lower().strip("[]() ")
     try:
-        return str(value).lower() if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return str(value).lower()
+        return json.loads(f"[{text}]")
+    except ValueError:
+        return text
 
 
 def facts(run: RunResult) -> dict[str, Any]:
@@ -276,10 +252,9 @@ def facts(run: RunResult) -> dict[str, Any]:
 def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
     """The reason why a study has no row; None if it has one."""
     if study.winner is None:
-        n, excluded = len(study.trials), capped(study, by_id)
-        if not n:
-            return "no trial has ended"
-        return f"no trial of {n} has a score" if excluded < n else f"its cap excluded all {n} tried settings"
+        n = len(study.trials)
+        why = f"no trial of {n} has a score" if n else "no trial has ended"
+        return f"its cap excluded all {n} tried settings" if n and capped(study, by_id) == n else why
     if study.winner not in by_id:
         return "the runs of its trials are not in these stores, so its winner is unknown"
     if not any(study in entry.studies and entry.runs for entry in entries):
@@ -287,54 +262,36 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     return None
 
 
-def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
-    """The entries at these settings (see `collect`), with notes on those left out."""
+def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
+    """The best entry of each optimizer on each problem (see `collect`), with notes on those left out."""
     chosen: list[Entry] = []
-    swept: dict[str, list[str]] = {}
-
-    def place(entry: Entry) -> tuple[str, str, str]:
-        return entry.problem.key, entry.opt, entry.source
-
-    for (_, opt, _), of_place in groupby(entries, place):
+    swept = defaultdict[str, list[str]](list)
+    for _, of_place in groupby(entries, lambda entry: (entry.problem.key, entry.opt, entry.source)):
         group = list(of_place)
-        problem, finished = group[0].problem.name, [entry for entry in group if entry.runs]
-        start = f"{problem}: {opt}"
+        problem, opt, finished = group[0].problem.name, group[0].opt, [entry for entry in group if entry.runs]
         if not finished:
             counts = sum((entry.others for entry in group), Counter[str]())
             notes.append(f"{problem}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
-        if settings == "all":
-            chosen += finished
-            continue
-        kind = min((entry.kind for entry in finished), key=KINDS.index) if settings == "best" else settings
-        best = [entry for entry in finished if (entry.default if settings == "default" else entry.kind == kind)]
-        searched, seeds = _search(finished) if settings == "best" and kind != "tuned" else ([], set[Seed]())
-        if kind == "tuned" and best:
+        kind = min((entry.kind for entry in finished), key=KINDS.index)
+        best = [entry for entry in finished if entry.kind == kind]
+        searched, seeds = _search(finished) if kind != "tuned" else ([], set[Seed]())
+        left = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished if e not in best)
+        shown = f"at its {kind} settings"
+        if kind == "tuned":
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
-            by_hand = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished)
-            if settings == "best" and by_hand:
-                left_out = f"{counted(by_hand, 'setting')} set by hand or swept"
-                notes.append(f"{start} is shown at its tuned settings, without {left_out}; {_MORE}")
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
-            best = best[:1]
         elif searched:
-            best = [_best_of(searched, seeds)]
-            swept.setdefault(problem, []).append(opt)
-            if rest := len(finished) - len(searched):
-                others = counted(rest, "further setting")
-                notes.append(f"{start}: {others} with other seeds were not considered; {_MORE}")
-        elif settings == "best" and kind == "default" and (rest := len(finished) - len(best)):
-            left_out = f"{counted(rest, 'other setting')} set by hand"
-            notes.append(f"{start} is shown at its defaults, without {left_out}: tune it; {_MORE}")
-        if len(best) == 1:
-            chosen += best
-        elif best:
+            best, left, shown = [_best_of(searched, seeds)], len(finished) - len(searched), "on its most common seeds"
+            swept[problem].append(opt)
+        elif len(best) > 1:
             notes.append(
-                f"{start} is not shown, since it has {len(best)} settings by hand and no rule to choose one: tune it"
-                f" (bench tune --task {best[0].problem.task} --opt {opt}); {_MORE}"
+                f"{problem}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose one:"
+                f" tune it (bench tune --task {best[0].problem.task} --opt {opt}); {_MORE}"
             )
-        else:
-            notes.append(f"{start} is not shown: it has no {kind} settings")
+            continue
+        chosen.append(best[0])
+        notes += [f"{problem}: {opt} is shown {shown}, without {counted(left, 'other setting')}; {_MORE}"] * bool(left)
     notes += [
         f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
         f" optimistic, so there is no verdict: bench tune chooses on other seeds; {_MORE}"
@@ -357,35 +314,36 @@ def _search(entries: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
 def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     """The best by the median over the seeds on the selection split; without any median, the one that diverged least."""
     runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
-    above = above_infimum([run for of_setting in runs for run in of_setting])
-    mode, metric = searched[0].problem.mode, searched[0].problem.metric
-    scores = [score_of(of_setting, above, mode) for of_setting in runs]
-    best = best_index(scores, mode, equal_below(scores, metric))
+    above, problem = above_infimum([run for of_setting in runs for run in of_setting]), searched[0].problem
+    scores = [score_of(of_setting, above, problem.mode) for of_setting in runs]
+    best = best_index(scores, problem.mode, equal_below(scores, problem.metric))
     entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
     entry.best_of = len(searched)
     return entry
 
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
-    for problem, here in _by_problem(entries).items():
-        groups = [(what, what, here) for what in VERSIONS]
-        for e in here:
-            names = {what: e.options.get(REST) if what == REST else e.opt for what in OWN_VERSIONS}
-            groups += [(what, f"optimizer {name}", [e]) for what, name in names.items()]
-        for what, of, group in groups:
-            runs = [run for e in group for run in e.runs.values() if not (what in LIBRARIES and run.run_id in shipped)]
+    """Refuse runs of several versions on a problem, or of an optimizer."""
+    for problem, rows in _by_problem(entries).items():
+        groups = [(what, what, rows) for what in VERSIONS]
+        for entry in rows:
+            names = {what: entry.options.get(REST) if what == REST else entry.opt for what in OWN_VERSIONS}
+            groups += [(what, f"optimizer {name}", [entry]) for what, name in names.items()]
+        for what, subject, group in groups:
+            runs = [run for entry in group for run in entry.runs.values()]
+            runs = [run for run in runs if what not in LIBRARIES or run.run_id not in shipped]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
                 listed = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
-                most = min(count, key=lambda version: (-count[version], version))
-                only = f"--only versions.{what}={shlex.quote(most)} (and --task {problem.task})"
+                only = f"--only versions.{what}={shlex.quote(count.most_common(1)[0][0])}"
                 raise UserError(
-                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with {only}"
+                    f"{problem.name} has runs of several versions of {subject}: {listed}; choose one with {only}"
+                    f" (and --task {problem.task})"
                 )
 
 
 def _by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
-    grouped: dict[Problem, list[Entry]] = {}
+    grouped = defaultdict[Problem, list[Entry]](list)
     for entry in entries:
-        grouped.setdefault(entry.problem, []).append(entry)
-    return grouped
+        grouped[entry.problem].append(entry)
+    return dict(grouped)

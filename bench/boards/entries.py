@@ -6,9 +6,10 @@ untrusted. An entry does not depend on the other entries.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from bench.results.group import Group, seed_of
@@ -37,49 +38,36 @@ def default_reference(batch_size: int | str | None) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: the basis of a comparison.
-
-    `key` identifies it; `name` has the task's name and its options beyond the defaults; `target` is a value of the
-    metric on the selection split, and `reference` the name of the default reference.
-    """
+    """The basis of a comparison."""
 
     key: str
-    name: str
+    name: str  # of the task, with its options beyond the defaults
     task: str
-    part: str | None
     metric: str
     mode: Mode
-    target: float | None
+    target: float | None  # value of the metric on the selection split
     measures: bool
-    reference: str = REFERENCES[0]
+    reference: str  # name of the default reference
 
 
 @dataclass(kw_only=True, eq=False)
 class Entry(Group):
-    """An optimizer with its settings on a problem: a row of boards.
-
-    `kind` is `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`; `default` says whether these are
-    the default settings, which may have won a study too. `source` is a digest of a source that may change under one
-    name and version. It was chosen from `best_of` settings on the shown seeds. `studies` are those that it won, the
-    largest first, `others_tuned` further ones of the optimizer; `tuned_elsewhere` says that none is in these stores.
-    `shipped` counts reference results, `excluded` settings that a cap excluded. `conformance` is the verdict of `bench
-    check`: `pass`, or the names of failed checks.
-    """
+    """An optimizer with its settings on a problem: a row of boards."""
 
     problem: Problem
     opt: str
     options: dict[str, Any]
-    kind: str = "by hand"
-    default: bool = False
-    source: str = ""
-    studies: list[StudyRecord] = field(default_factory=list)
-    best_of: int = 0
-    others_tuned: list[str] = field(default_factory=list)
-    shipped: int = 0
-    excluded: int = 0
-    tuned_elsewhere: bool = False
+    kind: str  # one of `KINDS`: the winner of a study, on fresh seeds; the defaults; or other settings
+    default: bool  # whether these are the default settings, which may have won a study too
+    source: str  # digest of a source that may change under one name and version
+    studies: list[StudyRecord]  # those that it won, the largest first
+    best_of: int = 0  # number of settings from which it was chosen on the shown seeds
+    others_tuned: list[str] = field(default_factory=list)  # further studies of the optimizer
+    shipped: int = 0  # number of reference results
+    excluded: int = 0  # number of tried settings that a cap excluded
+    tuned_elsewhere: bool = False  # by a study that is not in these stores
     name: str = ""
-    conformance: str | None = None
+    conformance: str | None = None  # verdict of `bench check`: `pass`, or the names of failed checks
 
     @property
     def settings(self) -> str:
@@ -97,9 +85,8 @@ class Entry(Group):
             return "tuned on training data and compared on held-out data"
         if study is not None and self.excluded and len(study.trials) - self.excluded < 2:
             return "its cap excluded all tried settings but one"
-        return (
-            "its cap sets the step, as in SGD with a fixed step" if self.kind == "tuned" and is_capped(runs) else None
-        )
+        is_sgd = self.kind == "tuned" and is_capped(runs)
+        return "its cap sets the step, as in SGD with a fixed step" if is_sgd else None
 
     @property
     def study(self) -> StudyRecord | None:
@@ -113,103 +100,93 @@ class Entry(Group):
         return {n: sorted({str(run.versions.get(n, "unknown")) for run in self.runs.values()}) for n in names}
 
 
+Place = tuple[str, str, str, str]
+"""Problem, optimizer, source and settings, as keys."""
+
+
 def entries_of(
     runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]
 ) -> list[Entry]:
     """All entries, without runs of trials and of unfinished studies, and others on the winner's tuning seeds."""
     trials = {run_id for study in studies for run_id in study.run_ids}
-    tuning_seeds: dict[str, set[int]] = {}
-    for study in studies:
-        tuning_seeds.setdefault(study.name, set()).update(study.seeds)
-    problems: dict[str, Problem] = {}
-    known: dict[str, Place] = {}
-    winners: dict[Place, list[StudyRecord]] = {}
-    for study in studies:
+    tuning_seeds, winners = defaultdict[str, set[int]](set), defaultdict[Place, list[StudyRecord]](list)
+    for study in sorted(studies, key=lambda study: (-len(study.trials), study.name)):
+        tuning_seeds[study.name] |= {*study.seeds}
         if (winner := by_id.get(study.winner or "")) is not None:
-            winners.setdefault(_place(winner, known, problems), []).append(study)
+            winners[_place(winner)].append(study)
     entries: dict[Place, Entry] = {}
-    for run in runs:
-        if run.run_id in trials:
-            continue
-        place, seed, planned = _place(run, known, problems), run.config["seed"], planned_study(run)
-        won = winners.get(place, [])
+    for run in (run for run in runs if run.run_id not in trials):
+        place, planned = _place(run), planned_study(run)
+        won, seed = winners.get(place, []), run.config["seed"]
         # A study without a record has not ended, so its runs count only at settings that another study chose.
         cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
         if cut or any(seed in study.seeds for study in won):
             continue
-        if place not in entries:
+        if (entry := entries.get(place)) is None:
             default = not any(name.startswith("opt.") for name in run.chosen)
-            entries[place] = Entry(
-                problem=problems[place[0]],
-                opt=place[1],
-                options=run.config["opt_options"],
-                kind="tuned" if won else "default" if default else "by hand",
-                default=default,
-                source=place[2],
-                studies=sorted(won, key=lambda study: (-len(study.trials), study.name)),
-            )
-        entry, stored = entries[place], entries[place].runs.get(seed_of(run))
+            kind = "tuned" if won else "default" if default else "by hand"
+            settings: dict[str, Any] = {"options": run.config["opt_options"], "kind": kind, "default": default}
+            entry = Entry(problem=_problem(run, place[0]), opt=place[1], source=place[2], studies=won, **settings)
+            entries[place] = entry
+        stored = entry.runs.get(seed_of(run))
         if not run.finished:
             entry.others[run.status] += 1
-        else:  # prefer a full budget, then newer versions, then the first by name, whatever the order of files
-            if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
-                entry.runs[seed_of(run)] = run
+        elif stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
+            entry.runs[seed_of(run)] = run
         if run.tuned_by and entry.kind == "by hand":
             entry.kind, entry.tuned_elsewhere = "tuned", True
-    _distinguish(entries.values())
+    _distinguish([*entries.values()])
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
 
 
 def _standing(run: RunResult) -> list[Any]:
+    """Sort key of runs with the same seeds: a full budget, then observations, then newer versions."""
     versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
     observed = run.config["trainer"].get("observe") is not None  # the same run with more information
     return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
 
 
-Place = tuple[str, str, str, str]
-"""Problem, optimizer, source and settings, as keys."""
-
-
-def _place(run: RunResult, known: dict[str, Place], problems: dict[str, Problem]) -> Place:
-    """The place of a run; places are kept in `known`, since thousands of runs have few, and problems by key."""
-    opt, options, package = run.config["opt"], run.config["opt_options"], str(run.versions.get("opt_package"))
-    text = json.dumps([run.config["task"], opt, options, package, *_of_problem(run)])
-    if text not in known:
-        key = problem_key(run)
-        words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
-        name = ", ".join([run.task, *words, *[f"not the whole task: {run.part}"] * bool(run.part)])
-        reference = default_reference(run.config["trainer"].get("batch_size"))
-        task, part, metric = bare(run.config["task"]), run.part, run.metric
-        problem = Problem(key, name, task, part, metric, run.mode, run.target, run.measures, reference)
-        problems.setdefault(key, problem)
-        # A changed file is another optimizer.
-        known[text] = key, bare(opt), package if "file" in package else "", _text(options)
-    return known[text]
+def _place(run: RunResult) -> Place:
+    package = str(run.versions.get("opt_package"))
+    source = package if "file" in package else ""  # a changed file is another optimizer
+    return problem_key(run), bare(run.config["opt"]), source, _key(run.config["opt_options"])
 
 
 def problem_key(run: RunResult) -> str:
     """`Problem.key` of a run's problem."""
-    return _text([bare(run.config["task"]), *_of_problem(run)])
+    of_problem = run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures
+    return _key([bare(run.config["task"]), *of_problem])
 
 
-def _of_problem(run: RunResult) -> list[Any]:
-    return [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
+def _key(value: Any) -> str:
+    return _normal(json.dumps(value))
 
 
-def _text(value: Any) -> str:
-    """As a key; 0 and 0.0 are one value."""
-    return json.dumps(comparable(value), sort_keys=True)
+@lru_cache(maxsize=10_000)  # thousands of runs have few different settings
+def _normal(text: str) -> str:
+    """JSON in which 0 and 0.0 are one value."""
+    return json.dumps(comparable(json.loads(text)), sort_keys=True)
 
 
-def _distinguish(entries: Iterable[Entry]) -> None:
-    """Add distinguishing words to problems with the same name but different tasks."""
-    problems = {entry.problem.key: entry.problem for entry in entries}
-    for entry in entries:
-        namesakes = [problem for problem in problems.values() if problem.name == problems[entry.problem.key].name]
+def _problem(run: RunResult, key: str) -> Problem:
+    words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
+    name = ", ".join([run.task, *words, *[f"not the whole task: {run.part}"] * bool(run.part)])
+    reference = default_reference(run.config["trainer"].get("batch_size"))
+    return Problem(key, name, bare(run.config["task"]), run.metric, run.mode, run.target, run.measures, reference)
+
+
+def _distinguish(entries: Sequence[Entry]) -> None:
+    """Add distinguishing words to problems with the same name, and give entries of a problem the same one."""
+    problems = {entry.problem.key: entry.problem for entry in reversed(entries)}
+    renamed = {}
+    for key, problem in problems.items():
+        namesakes, words = [other for other in problems.values() if other.name == problem.name], [problem.name]
         for what in ("task", "metric", "mode", "target", "measures"):
-            if len({getattr(problem, what) for problem in namesakes}) > 1:
-                name = f"{entry.problem.name}, {what} {cell(getattr(entry.problem, what))}"
-                entry.problem = replace(entry.problem, name=name)
+            if len({getattr(other, what) for other in namesakes}) > 1:
+                words.append(f"{what} {cell(getattr(problem, what))}")
+        renamed[key] = replace(problem, name=", ".join(words))
+    for entry in entries:
+        entry.problem = renamed[entry.problem.key]
 
 
 def differing(entry: Entry, entries: Sequence[Entry]) -> str:
@@ -219,7 +196,7 @@ def differing(entry: Entry, entries: Sequence[Entry]) -> str:
     names = [
         name
         for name in dict.fromkeys(name for other in others for name in other)
-        if len({_text(o.get(name)) for o in (alike if name.startswith(f"{REST}.") else others)}) > 1
+        if len({_key(o.get(name)) for o in (alike if name.startswith(f"{REST}.") else others)}) > 1
     ]
     words = [f"{name} {word_of(entry.options.get(name))}" for name in names]
     words += [entry.source] * (len({other.source for other in entries if other.opt == entry.opt}) > 1)

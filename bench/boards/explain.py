@@ -1,6 +1,6 @@
 """Explanation of a row of a board: search space, trials, split, cost, reductions, commands."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +9,6 @@ from bench.boards.entries import Entry
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
-from bench.results.selection import equal_below
 from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
@@ -32,24 +31,17 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
     runs, study = list(entry.runs.values()), entry.study
     seeds, elsewhere = [run.config["seed"] for run in runs], sorted({run.tuned_by for run in runs if run.tuned_by})
     trials = f"in {listed(elsewhere)}, without its trials" if elsewhere else f"nothing: {entry.settings}"
-    cut = [f"not the whole task: {part}" for part in sorted({run.part for run in runs if run.part})]
-    if study is not None:
-        cut += ["one tuning seed"] * (len(study.seeds) == 1)
-        cut += [f"{counted(study.missing, 'trial')} of the design missing"] * bool(study.missing)
-    cut += ["curves are thinned"] * any(run.thinned for run in runs)
     facts = {
         "settings": f"{entry.settings}: {options_text(entry.options)}",
         **(_searched(study, collected) if study else {"searched": trials}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of"
         f" {counted(len(runs), 'run')}, {_seeds(seeds)}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
-        "cut": "; ".join(cut) or "nothing",
         "flags": ", ".join(flags(entry)) or "none",
         "versions": ", ".join(f"{what} {' and '.join(known)}" for what, known in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }
-    tuning = [_tune_words(study, runs[0], seeds)] if study is not None and runs else []
-    every = [*tuning, *commands(runs)]
+    every = [*([_tune_words(study, runs[0], seeds)] if study else []), *commands(runs)]
     return {"row": entry.name, "problem": entry.problem.name, "facts": facts, "commands": every}
 
 
@@ -57,25 +49,19 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
     """A row's explanation for a terminal."""
     yield cell(f"{row['row']} on {row['problem']}")
     yield from shown(Table.facts(row["facts"].items(), least=11), "  ")
-    yield from ["  commands"] * bool(row["commands"])
-    yield from (cell(f"    {command}") for command in row["commands"])
+    yield from ("  commands", *(cell(f"    {command}") for command in row["commands"]))
     yield ""
 
 
 def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
-    scores = [trial["score"] for trial in study.trials]
-    least = equal_below(scores, study.metric)
-    equal = sum(score is not None and score <= least for score in scores)
     how = SAMPLERS.get(study.sampler, study.sampler)
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
         f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-        " the tuning seeds"
-        + f"; scores up to {least:g} are equal, and the middle one of equal settings is chosen" * (equal > 1)
-        + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
+        " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
     }
 
@@ -85,9 +71,8 @@ def tried(study: StudyRecord) -> dict[str, str]:
     ranges = {}
     for axis in study.axes:
         values = [trial["point"].get(axis) for trial in study.trials]
-        numbers = [v for v in values if is_number(v)]
-        words = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
-        ranges[axis] = words
+        numbers, words = [v for v in values if is_number(v)], ", ".join(sorted({word_of(v) for v in values}))
+        ranges[axis] = f"{min(numbers):g} to {max(numbers):g}" if numbers else words
     return ranges
 
 
@@ -105,30 +90,24 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str:
     """The command of such a study with these fresh seeds, from one of its runs; it searches today's space."""
-
-    def listed_seeds(seeds: Sequence[int]) -> str:
-        return ",".join(map(str, sorted({*seeds}))) + "," * (len({*seeds}) == 1)  # as an option takes them
-
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
-    words = fit_words(run, fixed).removeprefix("bench fit")
-    kinds = Counter(trial["kind"] for trial in study.trials)
-    seeds = f"--seeds {listed_seeds(study.seeds)}" + (f" --report_seeds {listed_seeds(fresh)}" if fresh else "")
-    command = f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}"
-    if more := kinds["top-up"]:
-        command += f"  # `bench suite` adds {counted(more, 'trial')}: equal budgets for all optimizers"
-    return command
+    kinds, options = Counter(trial["kind"] for trial in study.trials), {"seeds": study.seeds, "report_seeds": fresh}
+    # A comma after the only seed makes it a list.
+    seeds = [f"--{name} {','.join(map(str, sorted({*of})))}{',' * (len({*of}) == 1)}" for name, of in options.items()]
+    words = [f"bench tune{fit_words(run, fixed).removeprefix('bench fit')}", "--trials", str(kinds["design"]), *seeds]
+    more = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
+    return " ".join([*words, "--sampler", study.sampler]) + more * bool(kinds["top-up"])
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
     """Shell commands that train these runs, one for all seeds of a setting."""
-    seeds: dict[tuple[str, str], list[int]] = {}
+    seeds = defaultdict[tuple[str, str], list[int]](list)
     for run in runs:
         seed, order = run.config["seed"], run.config["data_seed"]
-        more = f" --data_seed {order}" * (order != seed)
-        seeds.setdefault((fit_words(run), more), []).append(seed)
+        seeds[fit_words(run), f" --data_seed {order}" * (order != seed)].append(seed)
     return [
         f"{words} --seed {of_setting[0]}{more}"
         if len(of_setting) == 1
-        else f"for seed in {' '.join(map(str, sorted(of_setting)))}; do {words} --seed $seed{more}; done"
+        else f"{words} --seeds {','.join(map(str, sorted(of_setting)))}{more}"
         for (words, more), of_setting in seeds.items()
     ]

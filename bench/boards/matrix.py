@@ -1,5 +1,6 @@
-"""The answer at a glance: the verdict of each optimizer on each problem."""
+"""The answer at a glance: the verdict of each optimizer on each problem, as marks and in sentences."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +13,9 @@ from bench.results.render import text
 from bench.results.sequential import Comparison
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
-from bench.text import cell, counted
+from bench.text import cell, counted, listed
 
 MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", "reference": "ref."}
-NO_VERDICT = "?"
 LEGEND = (
     "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
@@ -26,27 +26,23 @@ MOST_LINES, MOST_COLUMNS = 40, 100
 
 @dataclass(frozen=True)
 class Verdict:
-    """An optimizer on a problem: a value of `MARKS`, `?` without a verdict, a dash without runs; all else in words.
+    """An optimizer on a problem, in words."""
 
-    `value` is the final metric with its interval, `short` to three digits; `words` the verdict or why none.
-    """
-
-    mark: str
-    value: str = ""
-    words: str = ""
+    mark: str  # a value of `MARKS`, `?` without a verdict, a dash without runs
+    value: str = ""  # the final metric with its interval; `short` without it, to three digits
+    words: str = ""  # the verdict, or why none
     effect: str = ""
     short: str = ""
 
 
 def mark_of(verdict: Any) -> str:
     """The mark of a verdict, whichever optimizer diverges more often."""
-    return MARKS.get(str(verdict).partition(", ")[0], NO_VERDICT)
+    return MARKS.get(str(verdict).partition(", ")[0], "?")
 
 
 def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
     """The verdicts by the board `quality`, of each optimizer (the reader's own first) on each problem."""
-    rows: dict[str, dict[Problem, Verdict]] = {}
-    ours = set[str]()
+    rows = defaultdict[str, dict[Problem, Verdict]](dict)
     for problem, entries in collected.problems.items():
         metric, verdicts, _ = judged(collected, problem)
         for entry in entries:
@@ -55,18 +51,21 @@ def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
             effect = compared.effect if isinstance(compared, Comparison) else None
             scale = f"{verdicts.scale[0]}: {cell(effect)}" if effect is not None else ""
             short = mean.bound + cell(mean.mean, 3) if isinstance(mean, Interval) else mean
-            row = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
-            rows.setdefault(entry.name, {})[problem] = row
-            ours |= {entry.name} if entry.opt in collected.ours else set()
+            rows[entry.name][problem] = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
         for opt, why in collected.excluded(problem).items():
-            rows.setdefault(opt, {})[problem] = Verdict("-", "", why)
+            rows[opt][problem] = Verdict("-", words=why)
+    ours = our_names(collected)
     return {name: rows[name] for name in sorted(rows, key=lambda name: (name not in ours, name))}
+
+
+def our_names(collected: Collected) -> set[str]:
+    """The names of the reader's own entries."""
+    return {entry.name for entry in collected.chosen if entry.opt in collected.ours}
 
 
 def summary(collected: Collected) -> str:
     """The matrix and its notes for a terminal: at most 40 lines of 100 columns, the reader's own problems only."""
-    rows, problems = matrix(collected), [*collected.problems]
-    ours = {entry.name for entry in collected.chosen if entry.opt in collected.ours}
+    rows, problems, ours = matrix(collected), [*collected.problems], our_names(collected)
     theirs = [problem for problem in problems if ours and not any(problem in rows.get(name, {}) for name in ours)]
     names = short_names([problem for problem in problems if problem not in theirs])
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
@@ -76,9 +75,9 @@ def summary(collected: Collected) -> str:
         table.rows.append({"opt": f"{'● ' * (name in ours)}{name}", **cells})
     notes = [
         " ".join(LEGEND),
-        *["● with runs in your stores"] * bool(ours),
+        "● with runs in your stores" * bool(ours),
         "; ".join(dict.fromkeys(collected.no_reference(p) for p in problems if collected.reference_of(p) is None)),
-        f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --board all" if theirs else "",
+        f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --board all" * bool(theirs),
         "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
@@ -86,8 +85,7 @@ def summary(collected: Collected) -> str:
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
         more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
-        shorter = replace(table, rows=table.rows[:-cut], notes=[more])
-        shown = text([replace(board, tables=[shorter])], MOST_COLUMNS)
+        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], MOST_COLUMNS)
     return shown
 
 
@@ -99,3 +97,35 @@ def short_names(problems: Sequence[Problem]) -> dict[Problem, str]:
         first, *parts = problem.name.split(", ")
         names[problem] = ", ".join([first, *(part for part in parts if any(part not in other for other in several))])
     return names
+
+
+def headlines(collected: Collected) -> list[tuple[str, str]]:
+    """The name of each problem, and its result on the board `quality` in one or two sentences."""
+    return [(problem.name, _headline(collected, problem)) for problem in collected.problems]
+
+
+def _headline(collected: Collected, problem: Problem) -> str:
+    metric, verdicts, reason = judged(collected, problem)
+    ordered, ref = verdicts.ordered(collected.problems[problem]), verdicts.ref
+    if ref is None:
+        best = "no entry has a comparable mean"
+        if first := next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None):
+            best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
+        return f"{best}; no verdicts, since {collected.no_reference(problem)}."
+    others, names = [entry for entry in ordered if entry is not ref], defaultdict[str, list[str]](list)
+    if others and all(entry.best_of for entry in others):
+        means = [f"{entry.name} {cell(metric.mean(entry) or lost(entry))}" for entry in ordered]
+        return f"Best of a sweep, on the seeds that chose the settings, so there are no verdicts: {', '.join(means)}."
+    for entry in others:
+        compared, value, scale = verdicts.of(entry), "", "ratio" if verdicts.measure.log else "gain"
+        if isinstance(compared, Comparison) and compared.effect is not None and compared.effect.bounded:
+            value = f" ({scale} {cell(compared.effect)})"
+        names[compared.words if isinstance(compared, Comparison) else "not compared"].append(entry.name + value)
+    if excluded := collected.excluded(problem):
+        names["not compared"] += excluded
+    named = f"{ref.name} ({ref.settings}, {metric.words} {cell(metric.mean(ref) or 'without a mean')})"
+    better = names.pop("better", [])
+    first = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {named}."
+    sentences = [first if better else f"No optimizer was found to be better than {named}."]
+    sentences += [f"{words[0].upper()}{words[1:]}: {listed(of_words)}." for words, of_words in names.items()]
+    return " ".join([*sentences, *([f"{reason[0].upper()}{reason[1:]}."] if reason else [])])

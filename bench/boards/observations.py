@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,8 +30,13 @@ NONE = "no run has observations; train with `--trainer.observe 4`"
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
     """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
     table = tables.get("measurements", {})
-    heads = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+    heads = [table[column] for column in _heads(tuple(table), name)]
     return (table["step"], np.mean(heads, axis=0)) if heads else None
+
+
+@lru_cache(maxsize=1000)  # thousands of runs have the same hundreds of columns
+def _heads(columns: tuple[str, ...], name: str) -> list[str]:
+    return [column for column in columns if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
 
 
 def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
@@ -45,8 +51,7 @@ def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
 def rate(cosines: Mapping[int, float]) -> float | None:
     """The exponent a of distance ~ t^-a between a hundredth and a tenth of the steps; None from fewer than 3 snapshots.
 
-    The distance of the directions is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025, to the final direction in place of
-    the max-margin one; least squares in logarithms. The window is ours: later snapshots are near the end by definition.
+    The distance is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025. Later snapshots are near the end by definition.
     """
     last = max(cosines, default=0)
     gaps = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
@@ -54,14 +59,11 @@ def rate(cosines: Mapping[int, float]) -> float | None:
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:
-    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps.
-
-    A thinned curve has only some of these steps, or only an earlier one.
-    """
+    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps."""
     sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
     last = np.searchsorted(curve["step"], steps, side="right")
     first = np.searchsorted(curve["step"], np.asarray(steps) * (1 - WINDOW), side="right")
-    first = np.maximum(np.minimum(first, last - 1), 0)
+    first = np.maximum(np.minimum(first, last - 1), 0)  # a thinned curve may have only an earlier step
     return np.where(last > 0, (sums[last] - sums[first]) / np.maximum(last - first, 1), np.nan)
 
 
@@ -72,11 +74,9 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
     below = np.flatnonzero(losses <= level)
     if not below.size:
         return None
-    i = int(below[0])
-    if i == 0 or losses[i] == losses[i - 1]:
-        return float(values[i])
-    share = (losses[i - 1] - level) / (losses[i - 1] - losses[i])
-    return float(values[i - 1] + share * (values[i] - values[i - 1]))
+    i, before = int(below[0]), max(0, int(below[0]) - 1)
+    share = (losses[before] - level) / (losses[before] - losses[i]) if before < i else 1.0
+    return float(values[before] + share * (values[i] - values[before]))
 
 
 def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:

@@ -1,12 +1,11 @@
 """All pairwise comparisons, corrected for their number. A second view; verdicts are in `quality`."""
 
 from itertools import count
-from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.boards.shared import COLORS, NAME, SEEDS, coinciding
+from bench.boards.shared import COLORS, NAME, SEEDS
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 from bench.text import counted, spanned
@@ -27,37 +26,32 @@ def pairs(collected: Collected) -> Board:
 
 def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
     _, verdicts, floor = judged(collected, problem)
-    refused: dict[str, str] = {}
-    sound: list[Entry] = []
-    for entry in verdicts.ordered(entries):
+    refused, sound = dict[str, str](), list[Entry]()
+    for entry in verdicts.ordered(entries)[:MOST_ROWS]:
         why = entry.refused or verdicts.obstacle(entry) or "selected on these seeds" * bool(entry.best_of)
-        why = why or ("".join(coinciding(entry, sound)) if len(sound) <= MOST_ROWS else "")
         if why:
             refused[entry.name] = why
         else:
             sound.append(entry)
-    if len(sound) > MOST_ROWS:
-        return Table(problem.name, [], [], [f"{len(sound)} rows: --opt chooses {MOST_ROWS} or fewer"])
     values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]
-    decided = grid(values, verdicts.measure.mode)
-    rows: list[dict[str, Any]] = []
+    decided, rows = grid(values, verdicts.measure.mode), []
+    heads = [f"against {entry.name}" for entry in sound]
     for i, (entry, ends) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
         row = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs), "places": spanned(ends)}
-        for j, other in enumerate(sound):
-            if i != j:
-                sign = decided[min(i, j), max(i, j)].sign * (1 if i < j else -1)
-                row[f"against {other.name}"] = {1: "better", -1: "worse", 0: "undecided"}[sign]
+        for j in (j for j in range(len(sound)) if j != i):
+            sign = decided[min(i, j), max(i, j)].sign * (1 if i < j else -1)
+            row[heads[j]] = {1: "better", -1: "worse", 0: "undecided"}[sign]
         rows.append(row)
-    heads = [f"against {entry.name}" for entry in sound]
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         NAME,
         *(Column(head, head, "of the row; undecided: no difference found", colors=COLORS) for head in heads),
         SEEDS,
     ]
-    number = len(sound) * (len(sound) - 1) // 2
+    number, seeds = len(sound) * (len(sound) - 1) // 2, max((len(entry.runs) for entry in sound), default=0)
     notes = [floor] if floor else []
-    seeds = max((len(entry.runs) for entry in sound), default=0)
+    if len(entries) > MOST_ROWS:
+        notes.append(f"the best {MOST_ROWS} of {len(entries)} rows; --opt chooses others")
     if number and least_wins(seeds, tests=number) > seeds:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
         which = "the pair" if number == 1 else f"any of {number} pairs"

@@ -1,26 +1,16 @@
 """Quality: the final metric at the tuned settings and a fixed budget, with a verdict against a fixed reference."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
-from bench.boards.shared import (
-    COLORS,
-    NAME,
-    VERDICTS,
-    Verdicts,
-    board_table,
-    budget_notes,
-    coinciding,
-    flags,
-    lost,
-    metric_of,
-)
+from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, lost
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
-from bench.results.sequential import Comparison
+from bench.results.selection import above_infimum
 from bench.results.table import Board, Column, Table
 from bench.text import CONVERGED, listed
 
@@ -37,63 +27,77 @@ _CHOICE = (
 
 def quality(collected: Collected) -> Board:
     """Final metric on the reporting split at the tuned settings and a fixed budget."""
-    tables: list[Table] = []
-    effects: dict[str, dict[Problem, Comparison | str | None]] = {}
-    for problem, entries in collected.problems.items():
-        metric, verdicts, at_floor = judged(collected, problem)
-        ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
-        rows, silent = {}, dict[str, list[str]]()
-        for entry in verdicts.ordered(entries):
-            compared = verdicts.of(entry)
-            effects.setdefault(entry.name, {})[problem] = compared
-            retuned, why = with_tuning_noise(collected, entry, metric)
-            if why:
-                silent.setdefault(why, []).append(entry.name)
-            rows[entry] = verdicts.values(entry, compared) | {
-                "flags": [*flags(entry), *coinciding(entry, entries)],
-                "final": metric.mean(entry) or lost(entry),
-                "final_tuned": retuned,
-                "best": at_best.mean(entry),
-                "trials": len(entry.study.trials) if entry.study else None,
-            }
-        mean, better = "geometric mean" if metric.log else "mean", "larger" if problem.mode == "max" else "smaller"
-        about = f"at the last step, {mean} over seeds with 95 % t-interval; {better} is better"
-        columns = [
-            Column("final", metric.words, about),
-            *verdicts.columns,
-            Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
-            Column("best", "at the selected step", _BEST),
-            Column("trials", "trials", "tried settings"),
-        ]
-        notes = [at_floor] if at_floor else []
-        for opt, why in collected.excluded(problem).items():
-            effects.setdefault(opt, {}).setdefault(problem, f"not compared: {why}")
-            notes.append(f"{opt} is not compared: {why}")
-        notes += budget_notes(entries)
-        if silent:
-            words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
-            notes.append(f"no interval with the noise of tuning: {words}")
-        if ref is None:
-            notes.append(f"no verdicts, since {collected.no_reference(problem)}")
-        elif ref.kind != "tuned" and not ref.best_of:
-            notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
-        if any(v == CONVERGED for e in entries for v in metric.values(e)):
-            notes.append(f"losses below {CONVERGED:g} count as equal to it")
-        tables.append(board_table(problem.name, columns, rows, notes))
+    tables = [_table(collected, problem, entries) for problem, entries in collected.problems.items()]
     compared_on = [problem for problem in collected.problems if collected.reference_of(problem) is not None]
     if len(compared_on) > 1:
-        tables.insert(0, _over_tasks(compared_on, effects))
+        tables.insert(0, _over_tasks(collected, compared_on, tables))
     return Board("quality", "Quality at a fixed budget", tables, [VERDICTS, _CHOICE])
+
+
+def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
+    metric, verdicts, at_floor = judged(collected, problem)
+    ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
+    rows, silent = dict[Entry, dict[str, Any]](), defaultdict[str, list[str]](list)
+    for entry in verdicts.ordered(entries):
+        retuned, why = with_tuning_noise(collected, entry, metric)
+        if why:
+            silent[why].append(entry.name)
+        rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
+            "final": metric.mean(entry) or lost(entry),
+            "final_tuned": retuned,
+            "best": at_best.mean(entry),
+            "trials": len(entry.study.trials) if entry.study else None,
+        }
+    mean, better = "geometric mean" if metric.log else "mean", "larger" if problem.mode == "max" else "smaller"
+    about = f"at the last step, {mean} over seeds with 95 % t-interval; {better} is better"
+    columns = [
+        Column("final", metric.words, about),
+        *verdicts.columns,
+        Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
+        Column("best", "at the selected step", _BEST),
+        Column("trials", "trials", "tried settings"),
+    ]
+    notes = [at_floor] if at_floor else []
+    notes += [f"{opt} is not compared: {why}" for opt, why in collected.excluded(problem).items()]
+    notes += _budgets(entries)
+    if silent:
+        words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
+        notes.append(f"no interval with the noise of tuning: {words}")
+    if ref is None:
+        notes.append(f"no verdicts, since {collected.no_reference(problem)}")
+    elif ref.kind != "tuned" and not ref.best_of:
+        notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
+    if any(v == CONVERGED for e in entries for v in metric.values(e)):
+        notes.append(f"losses below {CONVERGED:g} count as equal to it")
+    return board_table(problem.name, columns, rows, notes)
+
+
+def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
+    """Notes on unequal tuning budgets of rows."""
+    trials = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
+    untuned = [entry.name for entry in entries if entry.kind != "tuned"]
+    if len({*trials.values()}) > 1:
+        words = ", ".join(f"{name} {n}" for name, n in trials.items())
+        yield f"tuning budgets differ (trials: {words}): `bench suite` makes them equal"
+    if trials and untuned:
+        yield f"not tuned, so at a disadvantage: {', '.join(untuned)}"
+    for entry in entries:
+        if entry.others_tuned:
+            yield f"{entry.name}: further studies, not shown: {', '.join(entry.others_tuned)}"
 
 
 def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
     """The final metric, the verdicts, and the reason if they use another measure.
 
-    If the reference reaches the floor of the metric on half of its seeds or more, final values carry no information.
-    The measure is then the number of steps to the target; runs that miss it have no value.
+    The metric is a suboptimality gap, on a logarithmic scale, if the infimum of the reference's runs (of all runs
+    without a reference) is known, unless their task declares a linear scale. If the reference reaches the floor of the
+    metric on half of its seeds or more, final values carry no information: the measure is then the number of steps to
+    the target; runs that miss it have no value.
     """
-    ref = collected.reference_of(problem)
-    metric = metric_of(collected.problems[problem], ref)
+    ref, entries = collected.reference_of(problem), collected.problems[problem]
+    splits = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
+    runs = [run for entry in (entries if ref is None else [ref]) for run in entry.runs.values()]
+    metric = final(problem.metric, problem.mode, above_infimum(runs), split="/".join(splits))
 
     def at_floor(entry: Entry) -> int:
         """The number of runs at the floor, if they are half of an entry's runs or more."""
@@ -104,27 +108,26 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
         return metric, Verdicts(ref, metric), None
     seeds = f"{at_floor(ref)} of {len(ref.runs)} seeds"
     note = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
-    if problem.target is None:
-        note += ", where differences vanish, and the task has no target: use another task, or the steps to a"
-        note += " target that you choose (--board speed --target)"
-        note += ", or the directions (--board theory)" * problem.measures
-        why = "at the floor of the metric, like the reference"
-        return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None), note
-    return metric, by_steps(ref, None, problem.mode), f"{note}, so rows are compared by the steps to the target"
+    if problem.target is not None:
+        return metric, by_steps(ref, None, problem.mode), f"{note}, so rows are compared by the steps to the target"
+    note += ", where differences vanish, and the task has no target: use another task, or the steps to a"
+    note += (
+        " target that you choose (--board speed --target)" + ", or the directions (--board theory)" * problem.measures
+    )
+    why = "at the floor of the metric, like the reference"
+    return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None), note
 
 
-def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Problem, Comparison | str | None]]) -> Table:
+def _over_tasks(collected: Collected, problems: Sequence[Problem], tables: Sequence[Table]) -> Table:
     """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
-    rows: list[dict[str, Any]] = []
-    for name, by_problem in sorted(effects.items()):
-        row: dict[str, Any] = {"opt": name}
-        for problem in problems:
-            effect = by_problem.get(problem, "no runs")
-            row[problem.name] = "reference" if effect is None else effect if isinstance(effect, str) else effect.words
-            if isinstance(effect, Comparison):
-                row[f"effect on {problem.name}"] = effect.effect
-        if not by_problem.keys().isdisjoint(problems):
-            rows.append(row)
+    absent: dict[str, Any] = {problem.name: "no runs" for problem in problems}
+    by_opt, named = defaultdict[str, dict[str, Any]](absent.copy), {table.title: table for table in tables}
+    for problem in problems:
+        for opt, why in collected.excluded(problem).items():
+            by_opt[opt][problem.name] = f"not compared: {why}"
+        for row in named[problem.name].rows:
+            effect = {f"effect on {problem.name}": row["effect"]} if "effect" in row else {}
+            by_opt[row["opt"]] |= {problem.name: row["verdict"]} | effect
     about = "verdict against the reference of the task; see the task's table"
     columns = [NAME, *(Column(problem.name, problem.name, about, colors=COLORS) for problem in problems)]
-    return Table("over all tasks", columns, rows)
+    return Table("over all tasks", columns, [{"opt": name} | by_opt[name] for name in sorted(by_opt)])

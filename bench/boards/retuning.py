@@ -5,13 +5,10 @@ from bench.boards.entries import Entry
 from bench.boards.shared import lost
 from bench.results.group import Measure
 from bench.results.retuning import Ends, retuned_interval
-from bench.results.selection import above_infimum, equal_below, is_capped, seed_median, selected
+from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
 from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
-
-UNBOUNDED = "unbounded: a possible choice has a run without a value"
-"""Note if a draw of the tuning seeds chooses such a setting, or none."""
 
 
 def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
@@ -36,13 +33,14 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
         return None, "the runs of its trials are not in these stores"
     scores, finals, chosen = trials
     medians = [seed_median(row, study.mode) for row in scores]
-    least = equal_below(medians, metric)
-    clipped = [median if median is None else max(median, least) for median in medians]
-    best = (min if study.mode == "min" else max)((median for median in clipped if median is not None), default=None)
-    if best is None or clipped[chosen] != best:
+    least, score = equal_below(medians, metric), medians[chosen]
+    best = best_index(medians, study.mode, least)
+    if best is None or score is None or max(score, least) != max(medians[best] or 0.0, least):
         return None, "the runs of its trials do not choose its winner"
     retuned = retuned_interval(scores, finals, chosen, fresh, study.mode, metric, log=measure.log)
-    return UNBOUNDED if retuned is None else measure.within(retuned, fresh), None
+    # Unbounded if a draw of the tuning seeds chooses such a setting, or none.
+    unbounded = "unbounded: a possible choice has a run without a value"
+    return unbounded if retuned is None else measure.within(retuned, fresh), None
 
 
 def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:

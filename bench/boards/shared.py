@@ -1,7 +1,6 @@
 """Common parts of all boards: name and flags of rows, their order, and verdicts against the reference.
 
-Verdicts and numbers of a row depend only on the row and on the fixed reference, not on other rows; only the flag
-"same runs as" names others.
+A row depends only on itself and on the fixed reference, not on other rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.boards.entries import LIBRARIES, Entry
-from bench.results.group import Group, Measure, final
-from bench.results.selection import above_infimum, is_capped
-from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
+from bench.results.group import Group, Measure
+from bench.results.selection import is_capped
+from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice
 from bench.results.table import Column, Table
-from bench.store.record import RunResult
-from bench.text import CONVERGED, counted, spanned
+from bench.text import counted, spanned
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
@@ -30,11 +28,8 @@ _VERDICT_HELP = (
     " diverges more or less often is a claim of its own. Error rate of both together 5 % per row"
 )
 NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
-_KINDS_HELP = (
-    "tuned: winner of a study, on fresh seeds; best of N: of a sweep, on the seeds that chose it; default; by hand"
-)
-_SETTINGS = Column("settings", "settings", _KINDS_HELP)
 SEEDS = Column("n", "n", "finished runs, one per seed")
+_KINDS = "tuned: winner of a study, on fresh seeds; best of N: of a sweep, on the seeds that chose it; default; by hand"
 _ENDS = [
     SEEDS,
     Column("runs", "runs", "how they ended"),
@@ -47,14 +42,16 @@ def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
     """The table of a board: its own columns and values, which override those that every board has."""
-    cells = []
-    for entry, values in rows.items():
+
+    def cells(entry: Entry) -> dict[str, Any]:
         shared = {"opt": entry.name, "settings": entry.settings, "task": entry.problem.task}
         shared |= {"problem": entry.problem.name, "options": entry.options, "n": len(entry.runs)}
         shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": flags(entry)}
         shared |= {"versions": entry.versions, "machines": entry.machines}
-        cells.append(shared | {"run_ids": sorted(run.run_id for run in entry.runs.values())} | values)
-    return Table(title, [NAME, _SETTINGS, *columns, *_ENDS], cells, [*notes])
+        return shared | {"run_ids": sorted(run.run_id for run in entry.runs.values())} | rows[entry]
+
+    shown = [NAME, Column("settings", "settings", _KINDS), *columns, *_ENDS]
+    return Table(title, shown, [*map(cells, rows)], [*notes])
 
 
 def flags(entry: Entry) -> list[str]:
@@ -84,18 +81,6 @@ def flags(entry: Entry) -> list[str]:
     return [flag for flag, holds in every.items() if holds]
 
 
-def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
-    """The final metric of a problem's entries; possibly a suboptimality gap, on a logarithmic scale.
-
-    It is a gap if the infimum of the reference's runs is known, unless their task declares a linear scale. Without a
-    reference, the runs of all entries count; whether the infimum is known is a property of the instance.
-    """
-    runs = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
-    splits = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
-    problem = entries[0].problem
-    return final(problem.metric, problem.mode, above_infimum(runs), split="/".join(splits))
-
-
 @dataclass(frozen=True)
 class Verdicts:
     """The comparison of each entry of a problem with the reference (None if it has no runs) by a measure.
@@ -119,9 +104,7 @@ class Verdicts:
         if reason or other:
             return f"not compared: {reason or f'the reference: {other}'}"
         result = self.measure.compare(entry, self.ref)
-        if result is None:
-            return "no common seeds"
-        return result.selected if entry.best_of or self.ref.best_of else result
+        return "no common seeds" if result is None else result.selected if entry.best_of or self.ref.best_of else result
 
     def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
         """The values of `columns`."""
@@ -141,69 +124,24 @@ class Verdicts:
         }
 
     @property
-    def named(self) -> str:
-        """The reference in words."""
-        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.settings})"
-
-    @property
     def scale(self) -> tuple[str, str]:
         """Description of effects and of their better direction."""
-        if self.measure.log:
-            return f"ratio to {self.named}", f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
-        return f"gain over {self.named}", "positive is better"
+        named = "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.settings})"
+        better = f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
+        return (f"ratio to {named}", better) if self.measure.log else (f"gain over {named}", "positive is better")
 
     @property
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
         effect, better = self.scale
         effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
+        against = f"against {effect.removeprefix('ratio to ').removeprefix('gain over ')}"
         return [
-            Column("verdict", f"against {self.named}", _VERDICT_HELP, colors=COLORS),
+            Column("verdict", against, _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
             Column("effect", effect, effect_help),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
-
-
-def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
-    """Flags that name others with the same runs, up to rounding, on half of the common seeds or more."""
-
-    def same(other: Entry) -> bool:
-        seeds = entry.common_seeds(other)
-        equal = sum(_equal_runs(entry.runs[seed], other.runs[seed]) for seed in seeds)
-        return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
-
-    names = [other.name for other in others if other is not entry and other.opt != entry.opt and same(other)]
-    return [f"same runs as {' and '.join(names)}"] * bool(names)
-
-
-def _equal_runs(first: RunResult, second: RunResult) -> bool:
-    """Whether all evaluations are equal up to rounding, other than because both runs converged."""
-    if first.status != second.status or first.status not in ("completed", "diverged"):
-        return False
-    if first.status == "diverged":
-        if first.steps != second.steps or not first.validations:
-            return False
-    elif first.final is None or second.final is None or differences(first.final, second.final, "min").any():
-        return False  # most runs differ here, so little is read
-    elif min(abs(run.final or 0.0 if (gap := run.excess()) is None else gap) for run in (first, second)) <= CONVERGED:
-        return False
-    rows = zip(first.validations, second.validations, strict=False)
-    pairs = [(a[name], b[name]) for a, b in rows for name in (a.keys() & b.keys()) - {"step", "train_s"}]
-    return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
-
-
-def budget_notes(entries: Sequence[Entry]) -> list[str]:
-    """Notes on unequal tuning budgets of rows."""
-    counts = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
-    untuned = [entry.name for entry in entries if entry.kind != "tuned"]
-    trials = ", ".join(f"{name} {n}" for name, n in counts.items())
-    notes = [f"tuning budgets differ (trials: {trials}): `bench suite` makes them equal"] * (
-        len({*counts.values()}) > 1
-    )
-    notes += [f"not tuned, so at a disadvantage: {', '.join(untuned)}"] * bool(counts and untuned)
-    others = {entry.name: ", ".join(entry.others_tuned) for entry in entries if entry.others_tuned}
-    return notes + [f"{name}: further studies, not shown: {studies}" for name, studies in others.items()]
 
 
 def lost(group: Group) -> str:

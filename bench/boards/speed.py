@@ -1,7 +1,8 @@
 """Speed: steps and seconds to a target. Runs that miss it are censored, not dropped."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
@@ -25,23 +26,19 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     has not reached it. One that converged is evaluated at its end; its steps are rounded up to the next regular
     evaluation, like those of other runs.
     """
-
-    def rounded(step: int | None) -> int | None:
-        most, every = run.config["trainer"]["max_steps"], run.config["trainer"]["val_every"]
-        if step is None or step < run.steps or not run.converged or most is None:
-            return step
-        every = every or -(-most // 20)  # `training_plan.val_every` with full batches, with which runs converge
-        return -(-step // every) * every
-
-    if run.status == "diverged":
+    step, seconds = run.steps_to_target, run.seconds_to_target
+    if target is not None:
+        name = "excess" if run.scale == "log" and any("excess" in row for row in run.validations) else run.metric
+        values = [(row["step"], row["train_s"], row[name]) for row in run.validations if name in row]
+        hits = [(int(step), s) for step, s, value in values if (value >= target if mode == "max" else value <= target)]
+        step, seconds = hits[0] if hits else (None, None)
+    if run.status == "diverged" or step is None:
         return None, None
-    if target is None:
-        return rounded(run.steps_to_target), run.seconds_to_target
-    for row in run.validations:
-        value = row.get("excess" if run.scale == "log" and "excess" in row else run.metric)
-        if value is not None and (value >= target if mode == "max" else value <= target):
-            return rounded(int(row["step"])), row["train_s"]
-    return None, None
+    most, every = run.config["trainer"]["max_steps"], run.config["trainer"]["val_every"]
+    if step >= run.steps and run.converged and most is not None:
+        every = every or -(-most // 20)  # `training_plan.val_every` with full batches, with which runs converge
+        step = -(-step // every) * every
+    return step, seconds
 
 
 def by_steps(ref: Entry | None, target: float | None, mode: Mode) -> Verdicts:
@@ -62,43 +59,40 @@ def speed(collected: Collected) -> Board:
     """Steps and seconds to the target, and how many runs reach it."""
     tables, notes, target = [], [], collected.target
     for problem, entries in collected.problems.items():
-        goal = problem.target if target is None else target
-        if goal is None:
+        if problem.target is None and target is None:
             more = ", or see the board `theory`" * problem.measures
             notes.append(f"{problem.name} has no target: give one with --target" + more)
         else:
-            tables.append(_table(collected, problem, entries, goal))
+            tables.append(_table(collected, problem, entries))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 
-def _table(collected: Collected, problem: Problem, entries: Sequence[Entry], goal: float) -> Table:
+def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
     target, mode = collected.target, problem.mode
-    verdicts = by_steps(collected.reference_of(problem), target, mode)
+    goal = problem.target if target is None else target
+    verdicts, rows = by_steps(collected.reference_of(problem), target, mode), dict[Entry, dict[str, Any]]()
     machines = sorted({name for entry in entries for name in entry.machines})
-    rows = {}
     for entry in verdicts.ordered(entries):
-        runs = list(entry.runs.values())
-        at = {run.run_id: reached(run, target, mode) for run in runs}
-        count = sum(step is not None for step, _ in at.values())
+        runs = [*entry.runs.values()]
+        steps, seconds = zip(*(reached(run, target, mode) for run in runs), strict=True)
+        count = sum(step is not None for step in steps)
         rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
             "reached": stats.share_interval(count, len(runs)),
             "count": f"{count} of {len(runs)}",
-            "steps": median_time_to(runs, [at[run.run_id][0] for run in runs], [run.steps for run in runs]),
+            "steps": median_time_to(runs, steps, [run.steps for run in runs]),
             "budget": max(run.steps for run in runs),
         }
         for name in machines:  # None if an entry has no runs on a machine, or seconds are unknown
-            on_it = [run for run in runs if run.machine == name]
-            seconds = [at[run.run_id][1] for run in on_it]
-            known = all(time is not None or at[run.run_id][0] is None for run, time in zip(on_it, seconds, strict=True))
-            time = median_time_to(on_it, seconds, [run.train_s for run in on_it]) if on_it and known else None
-            rows[entry][f"seconds on {name}"] = time
+            on_it = [i for i, run in enumerate(runs) if run.machine == name]
+            known = on_it and all(seconds[i] is not None or steps[i] is None for i in on_it)
+            times = [seconds[i] for i in on_it], [runs[i].train_s for i in on_it]
+            rows[entry][f"seconds on {name}"] = median_time_to([runs[i] for i in on_it], *times) if known else None
     several, notes = len(machines) > 1, ["steps count up to the first evaluation at the target"]
     if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
         once = "runs were evaluated once, at the end: steps and seconds only show which runs reached the target by then"
         notes.insert(0, once)
-    numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if several else machines
     notes += [
-        f"machine: {'; '.join(numbered)}",
+        f"machine: {'; '.join(f'({i}) {name}' if several else name for i, name in enumerate(machines, 1))}",
         "seconds are wall time, so they include waiting for other processes of the machine",
         *["seconds are compared on one type of machine only, so each type has its own column"] * several,
     ]
@@ -108,16 +102,17 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry], goa
         Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
         Column("steps", "median steps", _STEPS),
     ]
-    about, title = "training time to the target, over the runs on", "median seconds"
     for i, name in enumerate(machines, 1):
-        columns.append(Column(f"seconds on {name}", title + f" ({i})" * several, f"{about} {name}"))
+        about = f"training time to the target, over the runs on {name}"
+        columns.append(Column(f"seconds on {name}", "median seconds" + f" ({i})" * several, about))
     return board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, notes)
 
 
-def median_time_to(runs: Sequence[RunResult], times: Sequence[float | None], ends: Sequence[float]) -> MedianTime:
+def median_time_to(runs: Sequence[RunResult], times: Iterable[float | None], ends: Iterable[float]) -> MedianTime:
     """Median time of runs to an event, which a run that diverged, or converged before it, can never reach.
 
     The `times` are those of the event, the `ends` those of the observation.
     """
+    times = [*times]
     never = (run.status == "diverged" or (run.converged and at is None) for run, at in zip(runs, times, strict=True))
     return stats.median_time(times, [math.inf if no else end for no, end in zip(never, ends, strict=True)])

@@ -1,8 +1,9 @@
 """The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -47,49 +48,37 @@ def theory(collected: Collected) -> Board:
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
     of = collected.reference_of(problem)
     every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
-    read: dict[str, Columns] = {}  # measurements, with the columns of the curve as `curve.NAME`
-    for entry in every:
-        for seed, tables in collected.read(entry).items():
-            curve = {f"curve.{name}": values for name, values in tables.get("curve", {}).items()}
-            read[entry.runs[seed].run_id] = {**curve, **tables.get("measurements", {})}
-    column = next((name for name in ALIGNMENTS if any(name in table for table in read.values())), None)
-
-    def table(run: RunResult) -> Columns:
-        return {} if run.status == "diverged" else read[run.run_id]
-
-    def is_measured(run: RunResult) -> bool:
-        has_column = column is None or column in read.get(run.run_id, ()) or run.status == "diverged"
-        return run.run_id in read and has_column
-
-    def aligned(run: RunResult) -> float | None:
-        """The first step at which a run is aligned."""
-        columns = table(run)
-        at = np.flatnonzero(columns[column] >= ALIGNED) if column in columns else []
-        return float(columns["step"][at[0]]) if len(at) else None
+    read = {e.runs[seed].run_id: tables for e in every for seed, tables in collected.read(e).items()}
+    columns_of = [tables.get("measurements", {}).keys() for tables in read.values()]
+    column = next((name for name in ALIGNMENTS if any(name in columns for columns in columns_of)), None)
+    facts = {run_id: _facts(collected.by_id[run_id], tables, column) for run_id, tables in read.items()}
 
     def steps(run: RunResult) -> float | None:
-        step = aligned(run)
-        return None if step is None else max(1.0, step)
+        return facts[run.run_id]["aligned"]
 
-    def last(run: RunResult) -> float | None:
-        values = table(run).get(column or "", np.empty(0))
-        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+    def mean(name: str, runs: Sequence[RunResult]) -> Interval | str | None:
+        values = [facts[run.run_id][name] for run in runs]
+        some = 0 < (missing := values.count(None)) < len(values)
+        return f"{missing} of {len(values)} runs have none" if some else mean_interval(values)
 
-    kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if is_measured(run)}) for e in every}
+    kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if facts[run.run_id]}) for e in every}
     shown = [kept[entry] for entry in entries if kept[entry].runs]
     ref = kept[of] if of is not None and kept[of].runs else None
     verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
-    rows = {}
+    rows = dict[Entry, dict[str, Any]]()
     for entry in verdicts.ordered(shown) if column else shown:
-        runs = list(entry.runs.values())
+        runs = [*entry.runs.values()]
         solved = [bool(v["solved"]) for r in runs for v in r.facts.values() if isinstance(v, dict) and "solved" in v]
-        rows[entry] = {
-            **(verdicts.values(entry, verdicts.of(entry)) if column else {}),
-            "aligned": f"{sum(aligned(run) is not None for run in runs)} of {len(runs)}" if column else None,
-            "steps": median_time_to(runs, [*map(aligned, runs)], [run.steps for run in runs]) if column else None,
-            "alignment": mean_interval(map(last, runs), ends=(-1.0, 1.0)) if column else None,
-            "rate": _mean([loss_rate(table(run), run.infimum or 0.0) for run in runs]),
-            "direction": _mean([direction_rate(table(run)) for run in runs]),
+        times = [steps(run) for run in runs]
+        aligned = {
+            **verdicts.values(entry, verdicts.of(entry)),
+            "aligned": f"{len(runs) - times.count(None)} of {len(runs)}",
+            "steps": median_time_to(runs, times, [run.steps for run in runs]),
+            "alignment": mean_interval((facts[run.run_id]["last"] for run in runs), ends=(-1.0, 1.0)),
+        }
+        rows[entry] = (aligned if column else dict.fromkeys(("aligned", "steps", "alignment"))) | {
+            "rate": mean("rate", runs),
+            "direction": mean("direction", runs),
             "solved": f"{sum(solved)} of {len(solved)}" if solved else None,
             "trials": len(entry.study.trials) if entry.study else None,
         }
@@ -109,29 +98,34 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     runs = [run for entry in shown for run in entry.runs.values()]
     often = sorted({str(run.config["trainer"].get("measure_every") or "?") for run in runs})
     resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
-    reasons = sorted({f"no comparison: {name} is {why}" for run in runs for name, why in run.unsolved.items()})
+    notes = [resolution] * bool(column)
+    notes += sorted({f"no comparison: {name} is {why}" for run in runs for name, why in run.unsolved.items()})
     lost = {entry.name: len(entry.runs) - len(left.runs) for entry, left in kept.items()}
     words = "left out for lack of readable measurements"
-    missing = [f"{name}: {words}: {counted(n, 'run')}" for name, n in lost.items() if n]
-    return board_table(problem.name, columns, rows, [*[resolution] * bool(column), *reasons, *missing])
+    notes += [f"{name}: {words}: {counted(n, 'run')}" for name, n in lost.items() if n]
+    return board_table(problem.name, columns, rows, notes)
 
 
-def loss_rate(table: Columns, infimum: float) -> float | None:
-    """Exponent of the training loss (suboptimality gap) over its last decade of steps; None with too few values.
-
-    It ends where the loss is within rounding of the infimum.
-    """
-    if "curve.loss" not in table:
-        return None
-    return _exponent(table["curve.step"], table["curve.loss"] - infimum, max(CONVERGED, 1e3 * EPS * abs(infimum)))
-
-
-def direction_rate(table: Columns) -> float | None:
-    """Exponent of the distance of directions over the last decade of steps; None if it has too few values."""
-    return None if "distance" not in table else _exponent(table["step"], table["distance"], CONVERGED)
+def _facts(run: RunResult, tables: Mapping[str, Columns], column: str | None) -> dict[str, float | None]:
+    """The first aligned step of a run, its last alignment, and its exponents; empty if it lacks measurements."""
+    curve, table = tables.get("curve", {}), tables.get("measurements", {})
+    if run.status == "diverged":
+        return dict.fromkeys(("aligned", "last", "rate", "direction"))
+    if (column is not None and column not in table) or not tables:
+        return {}
+    values, infimum = table.get(column or "", np.empty(0)), run.infimum or 0.0
+    at = np.flatnonzero(values >= ALIGNED)
+    least = max(CONVERGED, 1e3 * EPS * abs(infimum))
+    return {
+        "aligned": max(1.0, float(table["step"][at[0]])) if at.size else None,
+        "last": float(values[-1]) if len(values) and np.isfinite(values[-1]) else None,
+        "rate": _exponent(curve["step"], curve["loss"] - infimum, least) if "loss" in curve else None,
+        "direction": _exponent(table["step"], table["distance"], CONVERGED) if "distance" in table else None,
+    }
 
 
 def _exponent(step: Array, value: Array, least: float) -> float | None:
+    """Exponent over the last decade of steps before the value is within rounding; None with too few values."""
     low = np.flatnonzero(np.isfinite(value) & (value < least))  # later values are rounding
     usable = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
     x, y = step[usable], value[usable]
@@ -141,8 +135,3 @@ def _exponent(step: Array, value: Array, least: float) -> float | None:
     if len(kept) < LEAST_POINTS:
         return None
     return round(stats.slope(np.log(x[kept]), np.log(y[kept]))[0], 9)
-
-
-def _mean(values: list[float | None]) -> Interval | str | None:
-    missing = values.count(None)
-    return f"{missing} of {len(values)} runs have none" if 0 < missing < len(values) else mean_interval(values)

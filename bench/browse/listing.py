@@ -36,30 +36,24 @@ class Line(NamedTuple):
     settings: dict[str, Any]
 
 
-def since(text: str, now: datetime | None = None) -> str:
+def since(text: str) -> str:
     """The moment of `--since`: a local date or time, or a duration ago; UserError if it is not a moment."""
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     try:
         if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text, re.ASCII):
             moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         else:
             moment = datetime.fromisoformat(text).astimezone(UTC)
-        return moment.strftime("%Y-%m-%dT%H:%M:%SZ").zfill(20)  # `strftime` does not pad years to four digits
+        return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
     except (ValueError, OverflowError):
-        raise UserError(
-            f"--since {text!r}: it takes a date ({now:%Y-%m-%d}), a time ({now:%Y-%m-%dT%H:%M}), or how long ago"
-            " (30m, 2h, 3d, 1w)"
-        ) from None
+        how = f"a date ({now:%Y-%m-%d}), a time ({now:%Y-%m-%dT%H:%M}), or how long ago (30m, 2h, 3d, 1w)"
+        raise UserError(f"--since {text!r}: it takes {how}") from None
 
 
 def selected(
     stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str], begun: str
 ) -> list[RunResult]:
-    """The runs with these names and statuses (none: all) that began at this moment or later, the newest first.
-
-    Raises:
-        UserError: there is no such task or optimizer.
-    """
+    """The runs with these names and statuses (none: all) that began at this moment or later, the newest first."""
     stores.refuse_unknown(tasks, opts, stores.runs)
     runs = [run for run in stores.runs if run.begun >= begun and (not statuses or run.status in statuses)]
     runs = [run for run in runs if run.is_of(tasks, opts)] if tasks or opts else runs
@@ -103,38 +97,29 @@ def _but_for_seeds(run: RunResult) -> str:
 
 def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]) -> Line:
     """A line; a study's winner counts by its fresh seeds if it has run on them: tuning seeds are optimistic."""
-    first, several = groups[0][0], len(groups) > 1 or len(groups[0]) > 1
-    alike = first.metric, first.split, first.mode
-    ended = [[run for run in group if run.finished and (run.metric, run.split, run.mode) == alike] for group in groups]
+    first, runs = groups[0][0], [run for group in groups for run in group]
+    ended = [[run for run in group if run.finished and run.metric == first.metric] for group in groups]
     above = above_infimum([run for group in ended for run in group])
 
     def score(runs: Sequence[RunResult]) -> float | None:
         return seed_median([final_value(run, above) for run in runs], first.mode) if runs else None
 
-    def place(i: int) -> list[tuple[int, float, str]]:
-        """Sort key of a group's hyperparameters in a grid: numbers before text."""
-        values = (value for _, value in sorted(groups[i][0].config["opt_options"].items()))
-        return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
-
-    scores = [score(group) for group in ended]
-    order = sorted(range(len(groups)), key=place)  # ties: the middle of a grid
-    middle = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
-    best = None if middle is None else order[middle]
+    scores = [*map(score, ended)]
+    best = best_index(scores, first.mode, equal_below(scores, first.metric))
     value = None if best is None else scores[best]
-    of_study = groups if name.startswith("study ") else []
-    won = next((i for i, group in enumerate(of_study) if any(run.run_id in winners for run in group)), None)
-    if won is not None:
-        best, value = won, score([run for run in ended[won] if run.run_id not in trials] or ended[won])
+    won = [i for i, group in enumerate(groups) if any(run.run_id in winners for run in group)]
+    if won and name.startswith("study "):
+        best = won[0]
+        value = score([run for run in ended[best] if run.run_id not in trials] or ended[best])
     result = "-"
     if value is not None:
         text = score_text(value, first.metric) if above else number(float(value))
-        kind = " best" if len(groups) > 1 else " median" if several else ""
+        kind = " best" if len(groups) > 1 else " median" if len(runs) > 1 else ""
         result = f"{first.split} {first.metric}{GAP * above} {text}{kind}"
     settings, *others = [group[0].chosen for group in (groups if best is None else [groups[best]])]
     shared = {k: v for k, v in settings.items() if v is not None and all(k in o and o[k] == v for o in others)}
     label = name or f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-    runs = [run for group in groups for run in group]
-    return Line(label if several else first.run_id, runs, result, shared)
+    return Line(label if len(runs) > 1 else first.run_id, runs, result, shared)
 
 
 def table(shown: Iterable[Line]) -> Table:

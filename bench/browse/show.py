@@ -8,7 +8,7 @@ from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.run_summary import fit_words, planned_study, remarks_on, result_json
+from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.block import TRACEBACK
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
@@ -107,12 +107,6 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
         again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
         commands["continue it"] = f"{shlex.join(again)} {place}"
     elif run.status in RESUMABLE:
-        alone = "continue the sweep with its command; alone it starts from step 0"
-        what = alone if run.engine == "lanes" else "it has no checkpoint, so it starts from step 0"
-        commands[what] = f"{fit_words(run)} {seeds} {place}"
-    only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
-    words = ["bench", "plot", "curves", "--task", run.config["task"], "--opt", run.config["opt"], "--settings", "all"]
-    words += [word for name, value in only.items() for word in ("--only", f"{name}={word_of(value)}")]
-    plot = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
-    commands |= {} if planned_study(run) else {"plot its curve": plot}  # curves leave trials out
+        # A run of a sweep has the sweep's checkpoint, which the sweep's command continues.
+        commands["it has no checkpoint of its own, so it starts from step 0"] = f"{fit_words(run)} {seeds} {place}"
     return {what: cell(words) for what, words in commands.items()}

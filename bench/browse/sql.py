@@ -13,10 +13,8 @@ The database is in memory, and only read-only statements are accepted: a query c
 import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
-from itertools import count
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.config.run_config import settings_of
@@ -66,9 +64,7 @@ class Answer(NamedTuple):
 def ask(stores: Stores, query: str) -> Answer:
     """The result of one read-only statement; UserError if it is not, or DuckDB cannot execute it."""
     (columns, types, rows), damaged = _query(stores, query, lambda r: (r.columns, r.types, r.fetchall()))
-    names = list[str]()
-    for name in columns:
-        names.append(name if name not in names else next(new for i in count(1) if (new := f"{name}_{i}") not in names))
+    names = [f"{name}_{n}" if (n := columns[:i].count(name)) else name for i, name in enumerate(columns)]
     return Answer(names, list(map(str, types)), rows, damaged)
 
 
@@ -134,22 +130,12 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
 
 def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
     """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
-    done = Future[Any]()
-
-    def into_future() -> None:
+    with ThreadPoolExecutor(1) as pool:
         try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = Thread(target=into_future, daemon=True)  # the program does not wait for it at exit
-    thread.start()
-    try:
-        return done.result()
-    except KeyboardInterrupt:
-        con.interrupt()
-        thread.join(5)  # DuckDB's thread must not outlive the interpreter
-        raise
+            return pool.submit(work).result()
+        except KeyboardInterrupt:
+            con.interrupt()  # then the thread ends
+            raise
 
 
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
@@ -157,11 +143,10 @@ def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
     ended = {record.name for record in stores.studies}  # whose other runs are the winner's on fresh seeds
     for run in stores.runs:
         planned = planned_study(run)
-        torch = run.versions.get("torch")
         yield {name: value for name, value in vars(run).items() if name in VIEWS["runs"]} | {
             **{name: run.config[name] for name in ("task", "opt", "seed", "data_seed")},
             "machine": run.machine,
-            "torch": None if torch is None else str(torch),
+            "torch": str(run.versions["torch"]) if "torch" in run.versions else None,
             "versions": strict_json(run.versions),
             "settings": strict_json(settings_of(run.config)),
             "metrics": strict_json(run.metrics),
@@ -178,16 +163,11 @@ def _evaluations(stores: Stores) -> Iterator[dict[str, Any]]:
 
 def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
     for record in stores.studies:
+        study = {"study": record.name, "task": record.task, "opt": record.opt}
         for number, trial in enumerate(record.trials):
-            yield {
-                "study": record.name,
-                "task": record.task,
-                "opt": record.opt,
-                "number": number,
-                **{name: trial.get(name) for name in ("kind", "state", "score", "runs")},
-                "point": strict_json(trial.get("point")),
-                "is_winner": record.winner in trial["runs"],
-            }
+            values = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
+            won = {"point": strict_json(trial.get("point")), "is_winner": record.winner in trial["runs"]}
+            yield {**study, "number": number, **values, **won}
 
 
 def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -226,8 +206,11 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
         run_ids, paths = zip(*finished, strict=True)
         _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
         columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
+        quoted = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
+        by_name = name == "measurements"  # opens all files beforehand, so only if columns may differ
+        options = f"filename = true, hive_partitioning = false, union_by_name = {by_name}"
         those = f"semi join parts.finished_{name} using (run_id, filename)"
-        parts.append(f"select {columns} from {_parquet(paths, name)} {those}")
+        parts.append(f"select {columns} from read_parquet([{quoted}], {options}) {those}")
     if growing:
         _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
         parts.append(f"from parts.growing_{name}")
@@ -245,31 +228,20 @@ def _keep(con: "DuckDBPyConnection", name: str, rows: Any, columns: str = "*") -
     con.unregister("given")
 
 
-def _parquet(paths: Sequence[str], view: str) -> str:
-    """SQL that reads these files, with a column `filename`."""
-    names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
-    by_name = view == "measurements"  # opens all files beforehand, so only if columns may differ
-    return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
-
-
 def written(answer: Answer, kind: str, *, to_file: bool) -> str:
     """The answer in a format; JSON columns stay JSON, and lists and structures are JSON in other formats."""
     rows = [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
     if kind == "json":
         held = [name for name, of in zip(answer.names, answer.kinds, strict=True) if of == "JSON"]
         return json_text([row | {name: json.loads(row[name]) for name in held if row[name]} for row in rows])
-
-    def flat(value: Any) -> Any:
-        nested = isinstance(value, list | tuple | dict)
-        return json.dumps(plain(value), ensure_ascii=False, default=str) if nested else value
-
-    rows = [{name: flat(value) for name, value in row.items()} for row in rows]
+    for row in rows:
+        nested = {name: value for name, value in row.items() if isinstance(value, list | tuple | dict)}
+        row |= {name: json.dumps(plain(value), ensure_ascii=False, default=str) for name, value in nested.items()}
     if kind == "csv":
         return csv_text(rows, answer.names)
     # Measurements of other tasks' runs, also the shipped ones, have hundreds of other columns.
     names = [name for name in answer.names if to_file or any(row[name] is not None for row in rows)] or answer.names
     table = Table("", [Column(name, name, digits=6) for name in names], rows)
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
-    if hidden := len(answer.names) - len(names):
-        lines = [*lines, f"note: {hidden} columns without a value are not shown"]
-    return "".join(f"{line}\n" for line in lines)
+    hidden = len(answer.names) - len(names)
+    return "\n".join([*lines, *[f"note: {hidden} columns without a value are not shown"] * bool(hidden), ""])

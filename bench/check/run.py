@@ -29,7 +29,7 @@ from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command
 from bench.store.files import Damaged, making, write_json
-from bench.store.reports import CheckRecord, CheckVerdict, check_path, read_report
+from bench.store.reports import CheckRecord, check_path, read_report
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
@@ -37,6 +37,8 @@ from optimizers.plugins import PluginError
 from tasks import TASKS
 from tasks.core.spec import place_of
 
+Verdict = dict[str, Any]
+"""Of one check: `verdict_of`."""
 _CODE = """
 import json, sys
 root, path = json.loads(sys.argv[1])
@@ -48,22 +50,20 @@ from bench.check.run import work
 work()
 """
 """The program of the other process: a test may find its optimizer on the caller's path, but the suite comes first."""
-
-
 _GROUP_OF = {word: group for group, word in GROUPS.items()}
 
 
-def fails(verdict: CheckVerdict) -> bool:
+def fails(verdict: Verdict) -> bool:
     """Whether the property does not hold; `error` means that the optimizer raised, ended its process or hung."""
     return verdict["verdict"] in ("fail", "error")
 
 
-def group_of(verdict: CheckVerdict) -> str:
+def group_of(verdict: Verdict) -> str:
     """What a failure of its check means."""
     return _GROUP_OF[verdict["severity"] or "results"]  # type: ignore[index]
 
 
-def failed(report: CheckRecord) -> list[CheckVerdict]:
+def failed(report: CheckRecord) -> list[Verdict]:
     """The failures, the worst first."""
     return sorted(filter(fails, report.verdicts), key=lambda verdict: [*GROUPS].index(group_of(verdict)))
 
@@ -91,7 +91,7 @@ def text(report: CheckRecord) -> str:
     return "\n".join([*lines, "", f"{report.name}: {headline(report)}; {total}"])
 
 
-def verdict_of(check: Check, answer: Mapping[str, Any]) -> CheckVerdict:
+def verdict_of(check: Check, answer: Mapping[str, Any]) -> Verdict:
     """A verdict for a record, with what its check means."""
     seen = {"verdict": answer["verdict"], "measured": answer.get("measured"), "note": answer.get("note", "")}
     meaning = {"severity": GROUPS[check.group], "meaning": check.meaning, "advice": check.advice}
@@ -99,7 +99,7 @@ def verdict_of(check: Check, answer: Mapping[str, Any]) -> CheckVerdict:
 
 
 def report_of(
-    name: str, options: Mapping[str, Any], verdicts: list[CheckVerdict], about: Mapping[str, Any] = MappingProxyType({})
+    name: str, options: Mapping[str, Any], verdicts: list[Verdict], about: Mapping[str, Any] = MappingProxyType({})
 ) -> CheckRecord:
     """The report on an optimizer or a task; `about` it has target, version, package, versions, arguments."""
     ok = not any(fails(verdict) and group_of(verdict) in SERIOUS for verdict in verdicts)
@@ -155,7 +155,7 @@ def report_on(
     kind: Kind = "optimizer",
     data: Path | None = None,
     limit: float = 30.0,
-    show: Callable[[str, CheckVerdict], None] = lambda place, verdict: None,
+    show: Callable[[str, Verdict], None] = lambda place, verdict: None,
     refuse: bool = True,
 ) -> CheckRecord:
     """Check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
@@ -176,7 +176,7 @@ def report_on(
     check_known("check", only or (), known)
     checks = [c for c in known if (only is None or c in only) and (known[c].quick or not quick)]
     options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
-    verdicts, about = list[CheckVerdict](), dict[str, Any]()
+    verdicts, about = list[Verdict](), dict[str, Any]()
     unbuilt = {"verdict": "not applicable", "note": "it does not build"}
     while left := checks[len(verdicts) :]:  # another process continues where one has ended
         with closing(_answers((kind, name, options, reference, data), left, limit)) as answers:

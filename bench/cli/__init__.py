@@ -1,7 +1,7 @@
 """The command line: each command is the function of the same name of `bench.api`, with the same parameters.
 
 Cyclopts reads options, types, defaults and help from a function's signature and docstring. Settings in dotted form
-(`--opt.lr 0.1`) and `--json` are taken off before.
+(`--opt.lr 0.1`) are taken off before.
 """
 
 import errno
@@ -20,8 +20,7 @@ from optimizers.plugins import PluginError, foreign
 
 HELP = ("-h", "--help")
 CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
-"""The commands that go on where they stopped."""
-OTHER_PROGRAMS = "end other programs, or request less"
+"""The commands that continue where they stopped."""
 
 
 def program() -> NoReturn:
@@ -29,8 +28,7 @@ def program() -> NoReturn:
     process.begin()
     code = _exit_code(sys.argv[1:])
     if foreign:
-        process.flush_files()
-        sys.exit(code)  # after which Python closes most files that are still open
+        sys.exit(code)  # Python's teardown closes the files of plug-ins
     process.end(code)
 
 
@@ -59,7 +57,7 @@ def _exit_code(words: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remark("error", f"the disk is full{f' ({error.filename})' * bool(error.filename)}{MAKE_ROOM}")
             _close_output()
-        elif short := _memory_short(error, words):
+        elif short := _memory_short(error):
             remark("error", short)
         else:
             raise
@@ -71,16 +69,13 @@ def _close_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
+def _memory_short(error: BaseException) -> str | None:
     """The message for lack of memory, from torch or Python; None for other errors."""
     from bench.train.memory import ran_out
 
-    if not ran_out(error):
-        return None
     size = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
-    smaller = "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
-    trains = {"quickstart", "fit", *CONTINUING} & {*words}
-    return f"not enough memory{f' for {size[1]}' if size else ''}; {smaller if trains else OTHER_PROGRAMS}"
+    advice = "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size), or end"
+    return f"not enough memory{f' for {size[1]}' if size else ''}; {advice} other programs" if ran_out(error) else None
 
 
 def dispatch(words: list[str]) -> int:
@@ -106,11 +101,10 @@ def dispatch(words: list[str]) -> int:
 
         print(program_help() if name is None else command_help(name, [word for word in words if word != name]))
         return 0
-    call = parse(name, [word for i, word in enumerate(words) if i != words.index(name)])
-    result = call.run()
+    result = parse(name, words[1:])()
     code: int = getattr(result, "code", 0)
     if is_main_process():  # not another rank of a run on several devices
-        if text := strict_json(result.as_json()) if call.json else str(result):
+        if text := strict_json(result.as_json()) if "--json" in words else str(result):
             print(text)
         if failed := getattr(result, "failed", None):
             raise RunFailed(failed)

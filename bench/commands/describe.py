@@ -9,32 +9,47 @@ from typing import Any
 from bench.config.options import (
     Option,
     all_optimizer_options,
-    class_nodes,
     documented,
-    method_node,
+    method_nodes,
     optimizer_options,
     task_options,
 )
-from bench.terminal import NARROWEST, columns
-from bench.text import word_of
+from bench.terminal import columns
+from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
 from tasks import TASKS, TaskSpec
-from tasks.core.quantities import HEADS, MODEL, OBSERVED
+from tasks.core.quantities import HEADS, OBSERVED
 from tasks.core.spec import place_of
 
-_WIDEST = 111
-"""Columns of help at most. Ours."""
-_BESIDE = 80
-"""With fewer columns, a meaning stands below its name. Ours."""
+_NARROWEST, _WIDEST = 60, 111
+"""Columns of help. Ours."""
+_FACTS = (
+    "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
+    "family", "source", "measure_every",
+)  # fmt: skip
+
+
+def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
+    """Formula, source, hyperparameters and search space of an optimizer, for strict JSON."""
+    facts = {"name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source}
+    facts |= {"class": spec.target, "traits": spec.traits.named(), "options": _options(optimizer_options(spec))}
+    search = {name: asdict(axis) if isinstance(axis, LogUniform) else list(axis) for name, axis in spec.search.items()}
+    return {"kind": "optimizer", **facts, "search": search, "by_family": spec.by_family}
 
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
-    """Formula, source, hyperparameters and search space of an optimizer."""
-    lines = [f"{spec.name} (version {spec.version})", *_fact("rule", spec.formula), *_fact("source", spec.source)]
-    lines += [*_fact("class", spec.target.replace(":", "."))]
-    lines += _fact("traits", ", ".join(name.replace("_", " ") for name in spec.traits.named()))
-    lines += ["", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec), "", "search space:"]
+    """The same as text."""
+    lines = [
+        f"{spec.name} (version {spec.version})",
+        *_facts(optimizer_json(spec), "rule", "source", "class", "traits"),
+    ]
+    lines += ["", "hyperparameters:", *hyperparameter_rows(spec)]
+    lines += ["", "defaults by family of tasks:"] if spec.by_family else []
+    for family, values in spec.by_family.items():
+        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
+        lines += row(f"  {family}", f"{options_text(values)} ({tasks})")
+    lines += ["", "search space:"]
     for name, axis in spec.search.items():
         is_range = isinstance(axis, LogUniform)
         text = (
@@ -44,84 +59,52 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     return "\n".join(lines)
 
 
-def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
-    """The same as JSON."""
-    facts = {"name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source}
-    facts |= {"class": spec.target, "traits": spec.traits.named(), "options": _options(optimizer_options(spec))}
-    search = {name: asdict(axis) if isinstance(axis, LogUniform) else list(axis) for name, axis in spec.search.items()}
-    return {"kind": "optimizer", **facts, "search": search, "by_family": spec.by_family}
-
-
-_FACTS = (
-    "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
-    "family", "source", "measure_every",
-)  # fmt: skip
-
-
 def task_json(spec: TaskSpec) -> dict[str, Any]:
-    """The task as JSON."""
+    """Model, metric, target, budget and options of a task, for strict JSON."""
     facts = {name: getattr(spec, name) for name in _FACTS}
     return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
+
+
+def describe_task(spec: TaskSpec) -> str:
+    """The same as text, with the measurements."""
+    lines = wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  ")
+    lines += [*_facts(task_json(spec), *_FACTS[2:]), ""]
+    if spec.measure_every:
+        lines += [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""]
+    if spec.family in OBSERVED:
+        lines += wrapped_lines("measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD):")
+        lines += [*(line for name, text in HEADS.items() for line in row(name, text)), ""]
+    return "\n".join([*lines, "options:", *rows("task", task_options(spec))])
 
 
 def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
     return {name: {"type": o.type_name, "default": o.default_text, "help": o.help} for name, o in options.items()}
 
 
-def _by_family(spec: OptimizerSpec) -> list[str]:
-    """The defaults by family of tasks that replace the general ones."""
-    lines = [] if not spec.by_family else ["", "defaults by family of tasks:"]
-    for family, values in spec.by_family.items():
-        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
-        settings = ", ".join(f"{name} {word_of(value)}" for name, value in values.items())
-        lines += row(f"  {family}", f"{settings} ({tasks})")
+def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
+    """Facts of these names, wrapped; none that is empty."""
+    lines = list[str]()
+    for name in (name for name in names if facts[name] not in (None, "", [], False)):
+        value = facts[name]
+        words = options_text(value) if isinstance(value, Mapping) else word_of(value)
+        text = ", ".join(value).replace("_", " ") if isinstance(value, list) else words
+        lines += wrapped_lines(text, f"  {name.replace('_', ' '):<15}", " " * 17)
     return lines
 
 
-def describe_task(spec: TaskSpec) -> str:
-    """Model, metric, target, budget and options of a task."""
-    budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
-    measured = [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""] if spec.measure_every else []
-    if spec.family in OBSERVED:
-        names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
-        head = "measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:"
-        measured = [*wrapped_lines(head), *names, ""]
-    target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
-    compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
-    ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
-    lines = wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  ")
-    lines += _fact("metric", f"{spec.metric} ({spec.mode}){ranked}") + _fact("scale", f"{spec.scale}: {compared}")
-    lines += _fact("target", target)
-    lines += _fact("budget", f"{budget}, batch {spec.batch_size}, precision {spec.precision}")
-    lines += [*_fact("family", spec.family), *_fact("source", spec.source), "", *measured, "options:"]
-    return "\n".join([*lines, *rows("task", task_options(spec))])
-
-
 def _measurements(spec: TaskSpec) -> list[str]:
-    """A task's measurements with their description in `measure_at`."""
-    module, name = place_of(spec.module)
-    keys, names = _keys(module, name), dict[str, list[str]]()
+    """A task's measurements with their description, the `Keys:` of `measure_at` of its class and of base classes."""
+    keys, names = dict[str, str](), dict[str, list[str]]()
+    for _, method in method_nodes(*place_of(spec.module), "measure_at"):
+        keys = documented(ast.get_docstring(method), "Keys") | keys
     for name in spec.measures.split(", "):
-        names.setdefault(keys.get(name, ""), []).append(name)
+        names.setdefault(keys.get(name, "").rstrip("."), []).append(name)
     return [line for text, group in names.items() for line in row(", ".join(group), text)]
-
-
-def _keys(module: str, name: str) -> dict[str, str]:
-    """The `Keys:` of `measure_at` in a class; those of its base classes, where it does not override them."""
-    keys: dict[str, str] = {}
-    for method in (method_node(node, "measure_at") for node in class_nodes(module, name)):
-        keys = (documented(ast.get_docstring(method), "Keys") if method else {}) | keys
-    return {name: text.rstrip(".") for name, text in keys.items()}
-
-
-def _fact(name: str, text: str) -> list[str]:
-    """A line of the head, wrapped; none without a text."""
-    return wrapped_lines(text, f"  {name:<8}", " " * 10)
 
 
 def width() -> int:
     """Columns of help."""
-    return max(NARROWEST, min(_WIDEST, columns() or _WIDEST))
+    return max(_NARROWEST, min(_WIDEST, columns() or _WIDEST))
 
 
 def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
@@ -139,19 +122,13 @@ def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:
 
 def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
     """Options of a task or an optimizer, each with its meaning, type and default."""
-    texts = (
-        (f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
-        for o in options.values()
-    )
-    return [line for text in texts for line in row(*text)]
+    texts = ((o, f"{o.type_name}, default {o.default_text}") for o in options.values())
+    return [line for o, extra in texts for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), extra)]
 
 
 def row(flag: str, text: str, extra: str = "") -> list[str]:
     """A name and its meaning, wrapped."""
-    full = f"{text} ({extra})" if text and extra else text or extra
-    beside = width() >= _BESIDE
-    indent = " " * (31 if beside else 6)
-    lines = wrapped_lines(full, indent, indent)
-    if beside and len(flag) < 28 and lines:
+    lines = wrapped_lines(f"{text} ({extra})" if text and extra else text or extra, " " * 31, " " * 31)
+    if len(flag) < 28 and lines:
         return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
     return [f"  {flag}", *lines]

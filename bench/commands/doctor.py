@@ -2,20 +2,18 @@
 
 import fcntl
 import importlib
-import math
 import os
 import platform
 import shutil
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bench import __version__
-from bench.config.run_config import Precision
 from bench.errors import first_line
 from bench.machine import cpu_name
 from bench.output import Answer
@@ -30,10 +28,12 @@ LIBRARIES = (
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna", "pyarrow", "duckdb",
     "altair", "distributed",
 )  # fmt: skip
-COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
-LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
-VOLTA_FIX = 'for a V100 pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for it)'
+LEAST_DISK = 100 * 2**20
 DRIVER = Path("/proc/driver/nvidia/gpus")
+_FIX = (
+    "install a torch for the CUDA version that nvidia-smi shows (torch 2.10.0 is the last for a V100),"
+    " or use --device cpu"
+)
 
 
 class Diagnosis(NamedTuple):
@@ -52,33 +52,28 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
         store: folder of runs.
         named: whether the user named the folder of data, so that it must exist.
     """
-    diagnoses, failed = list[Diagnosis](), False
-    sections: dict[str, Callable[[], Iterable[Diagnosis]]] = {
-        "software": software_diagnoses,
-        "devices": device_diagnoses,
-        "data": lambda: dataset_diagnoses(data, named),
-        "disk": lambda: disk_diagnoses(store),
-        "store": lambda: store_diagnoses(store),
+    diagnoses = list[Diagnosis]()
+    sections = {
+        "software": software_diagnoses(),
+        "devices": device_diagnoses(),
+        "data": data_diagnoses(data, named),
+        "store": store_diagnoses(store),
     }
     for subject, section in sections.items():
         try:
-            diagnoses += section()
+            diagnoses += section
         except Exception as error:
-            advice = "fix the failures above first" if failed else "please report this"
-            if isinstance(error, OSError) and error.filename:
-                advice = "permit it, or name another folder with --data or --store"
-            diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}"))
-        failed = any(item.level == "FAIL" for item in diagnoses)
-    count = sum(item.level == "FAIL" for item in diagnoses)
-    end = f"{count} FAIL: fix them as the lines say" if failed else "everything found here works"
-    lines = [*shown(Table.of(COLUMNS, diagnoses)), "", end]
-    return Answer({"ok": not failed, "diagnoses": [item._asdict() for item in diagnoses]}, lines, int(failed))
+            diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); please report this"))
+    count = sum(diagnosis.level == "FAIL" for diagnosis in diagnoses)
+    columns = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
+    end = f"{count} FAIL: fix them as the lines say" if count else "everything found here works"
+    lines = [*shown(Table.of(columns, diagnoses)), "", end]
+    return Answer(
+        {"ok": not count, "diagnoses": [diagnosis._asdict() for diagnosis in diagnoses]}, lines, min(1, count)
+    )
 
 
-# -- software -----------------------------------------------------------------------------------------------------
-
-
-def software_diagnoses(load: Callable[[str], object] = importlib.import_module) -> Iterator[Diagnosis]:
+def software_diagnoses() -> Iterator[Diagnosis]:
     """Versions of Python, the suite and its libraries, up to the first that cannot be imported."""
     yield Diagnosis("ok", "python", platform.python_version())
     yield Diagnosis("ok", "suite", __version__)
@@ -86,7 +81,7 @@ def software_diagnoses(load: Callable[[str], object] = importlib.import_module) 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                load(name)
+                importlib.import_module(name)
             yield Diagnosis("ok", name, version(name))
         except Exception as error:  # a wrong binary may also raise OSError or RuntimeError
             fix = f"pip install --force-reinstall {'torch ' * (name == 'torchvision')}{name}"
@@ -94,97 +89,37 @@ def software_diagnoses(load: Callable[[str], object] = importlib.import_module) 
             return
 
 
-# -- devices ------------------------------------------------------------------------------------------------------
-
-
 def device_diagnoses() -> Iterator[Diagnosis]:
-    """Processor and GPUs: their names, and which precisions work on them."""
+    """Processor and GPUs, whether torch can use them, and their half precisions."""
     import torch
 
     threads = f"{torch.get_num_threads()} torch threads, {WAIT_POLICY} {os.environ.get(WAIT_POLICY, 'unset')}"
     yield Diagnosis("ok", "cpu", f"{cpu_name() or platform.machine()}, {os.cpu_count()} cores, {threads}")
-    yield from precision_diagnoses("cpu")
-    with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
-        warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
-    for i, gpu in enumerate(gpus):
-        what = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
-        yield Diagnosis("ok", f"cuda:{i}", what)
-        yield from precision_diagnoses(f"cuda:{i}", emulates_bf16=gpu.major < 8)
-    if not gpus:
-        yield no_gpu_diagnosis(DRIVER.exists(), torch.version.cuda, " ".join(str(w.message) for w in caught))
-    if torch.backends.mps.is_available():
-        yield from precision_diagnoses("mps")
-
-
-def no_gpu_diagnosis(driver: bool, cuda_build: str | None, reason: str) -> Diagnosis:
-    """The report if torch finds no CUDA device.
-
-    Args:
-        driver: whether there is an NVIDIA driver.
-        cuda_build: the CUDA version that torch was built with, or None.
-        reason: torch's warning, or empty.
-    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not driver or (hidden is not None and hidden.strip() in ("", "-1")):
-        why = "no NVIDIA GPU found" if not driver else f"GPUs are hidden by CUDA_VISIBLE_DEVICES={hidden!r}"
-        return Diagnosis("note", "gpu", f"{why}: runs use the CPU")
-    why = "this torch was built without CUDA" if cuda_build is None else f"torch for CUDA {cuda_build} cannot use it"
-    fix = "install a torch for the CUDA version that nvidia-smi shows, or use --device cpu"
-    return Diagnosis("FAIL", "gpu", f"an NVIDIA GPU is there, but {why} {reason[:200]}; {fix}; {VOLTA_FIX}")
+    if not count and DRIVER.exists() and hidden not in ("", "-1"):
+        yield Diagnosis("FAIL", "gpu", f"torch for CUDA {torch.version.cuda} cannot use the NVIDIA GPU here; {_FIX}")
+    elif not count:
+        yield Diagnosis("note", "gpu", f"none (CUDA_VISIBLE_DEVICES is {hidden or 'empty or unset'}): runs use the CPU")
+    for i in range(count):
+        gpu = torch.cuda.get_device_properties(i)
+        what = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
+        half = "16-mixed, bf16-mixed" if gpu.major > 7 else "16-mixed; bf16 is emulated slowly"
+        try:
+            torch.ones(2, device=f"cuda:{i}").sum().item()
+            yield Diagnosis("ok", f"cuda:{i}", f"{what}; half precision: {half}")
+        except Exception as error:  # such as no code for this card
+            yield Diagnosis("FAIL", f"cuda:{i}", f"{what}: it does not work ({first_line(error)}); {_FIX}")
 
 
-def precision_diagnoses(device: str, *, emulates_bf16: bool = False) -> Iterator[Diagnosis]:
-    """Which precisions work on a device such as `cuda:0`, by training a step in each."""
-    errors = {precision: try_precision(device, precision) for precision in get_args(Precision)}
-    works = [precision for precision, error in errors.items() if error is None]
-    if works:
-        yield Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")
-    if emulates_bf16 and "bf16-mixed" in works:
-        yield Diagnosis("note", device, "torch emulates bf16 slowly here: use 16-mixed or 32-true")
-    fix = f"use {' or '.join(works)}" if works else f"use --device cpu, or {VOLTA_FIX}"
-    for precision, error in errors.items():
-        if error is not None:
-            level = "FAIL" if precision == "32-true" else "note"
-            yield Diagnosis(level, device, f"--precision {precision} does not work ({error}); {fix}")
-
-
-def try_precision(device: str, precision: str) -> str | None:
-    """Train a step of attention on a device in a precision; the error, or None."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    kind, half = device.partition(":")[0], {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    dtype = torch.float64 if precision == "64-true" else torch.float32
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            layer = torch.nn.Linear(16, 16, device=device, dtype=dtype)
-            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-            scaler = torch.amp.GradScaler(kind, enabled=precision == "16-mixed")
-            with torch.autocast(kind, dtype=half, enabled=half is not None):
-                x_BNTH = layer(torch.ones(2, 1, 4, 16, device=device, dtype=dtype))
-                loss = scaled_dot_product_attention(x_BNTH, x_BNTH, x_BNTH).square().mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-        return None if math.isfinite(loss.item() + layer.weight.sum().item()) else "the result is not finite"
-    except Exception as error:
-        return first_line(error)
-
-
-# -- data and store -----------------------------------------------------------------------------------------------
-
-
-def dataset_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
+def data_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
     """Which datasets exist, for all tasks whose data are files."""
     from bench.commands.data import has_files
     from tasks import TASKS
 
     if named and not data.is_dir():
         yield Diagnosis("FAIL", "data", f"--data {data}: there is no such folder")
-    for spec in filter(has_files, TASKS.values()):
-        yield data_diagnosis(spec, data)
+    yield from (data_diagnosis(spec, data) for spec in TASKS.values() if has_files(spec))
 
 
 def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
@@ -195,48 +130,32 @@ def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
     try:
         files = data_set(spec, data, {})
     except DataError as error:
-        return Diagnosis("FAIL", spec.name, str(error))
-    except OSError as error:
-        where = f"cannot read {error.filename or data}: {error.strerror}"
-        return Diagnosis("FAIL", spec.name, f"{where}; permit it, or name another folder with --data DIR")
-    names: dict[str, list[str]] = {}
-    for file in files.files:
-        names.setdefault(file.state.partition(" ")[0], []).append(file.path.name)
-    if damaged := names.get("damaged"):
-        fix = f"delete, then copy again{', or let the next run fetch' * files.can_be_fetched}"
-        return Diagnosis("FAIL", spec.name, f"in {files.folder}: damaged {', '.join(damaged)}; {fix}")
-    if missing := names.get("missing"):
-        what = ", ".join(missing) if files.text or len(missing) < len(files.files) else "its files"
-        package = " and the package datasets" * files.text
-        fetch = f"the first use fetches them over the network{package}; else " * files.can_be_fetched
-        return Diagnosis("note", spec.name, f"{files.folder} lacks {what}; {fetch}copy them there, or give --data DIR")
-    parts = [f"{file.path.name} is {file.state}" for file in files.files if file.state.startswith("part")]
-    if texts := [*filter(None, [files.stand_in]), *parts]:
-        return Diagnosis("note", spec.name, f"in {files.folder}: {'; '.join(texts)}")
-    return Diagnosis("ok", spec.name, f"complete in {files.folder}")
-
-
-def disk_diagnoses(store: Path) -> Iterator[Diagnosis]:
-    """Free space on the store's disk."""
-    place = _existing(store)
-    free = shutil.disk_usage(place).free
-    level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
-    advice = "; free some, or choose another disk with --store DIR" * (level != "ok")
-    yield Diagnosis(level, "disk", f"{free / 2**30:.1f} GiB free at {place}{advice}")
+        return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
+    if files.states == {"whole"} and not files.stand_in:
+        return Diagnosis("ok", spec.name, f"complete in {files.folder}")
+    counts = Counter(file.state.split()[0] for file in files.files)
+    texts = [f"{count} {state}" for state, count in counts.items()] + ([files.stand_in] if files.stand_in else [])
+    level: Literal["note", "FAIL"] = "FAIL" if "damaged" in files.states else "note"
+    todo = f"`bench data status --task {spec.name}` says what to do"
+    return Diagnosis(level, spec.name, f"files in {files.folder}: {', '.join(texts)}; {todo}")
 
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
-    """Whether the store is writable and has locks, and its contents."""
+    """Whether the store's disk has space, is writable and has locks, and the store's contents."""
+    from bench.store.files import existing
     from bench.store.store import Store
 
-    place = _existing(store)
+    place = existing(store)
+    free = shutil.disk_usage(place).free
+    text = f"{free / 2**30:.1f} GiB free at {place}"
+    is_full = free < LEAST_DISK
+    yield Diagnosis("FAIL" if is_full else "ok", "disk", text + "; choose another with --store DIR" * is_full)
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # permissions say too little on network disks
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        fix = "permit it, or choose another with --store DIR or BENCH_STORE"
-        text = f"cannot write to {store}, or lock files there: {place}: {error.strerror}; {fix}"
-        yield Diagnosis("FAIL", "store", text)
+        text = f"cannot write to {store}, or lock files there: {place}: {error.strerror}"
+        yield Diagnosis("FAIL", "store", f"{text}; permit it, or choose another with --store DIR or BENCH_STORE")
     if not store.is_dir():
         yield Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")
         return
@@ -246,9 +165,3 @@ def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
     yield Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}")
     fix = "copy it again from its source, or delete it and train again"
     yield from (Diagnosis("FAIL", "store", f"damaged: {fault}; {fix}") for fault in contents.damaged)
-
-
-def _existing(path: Path) -> Path:
-    """The path itself or its nearest parent that exists."""
-    path = path.absolute()
-    return next((place for place in (path, *path.parents) if place.exists()), path)

@@ -25,16 +25,15 @@ def new(kind: str, name: str, folder: Path) -> Answer:
     from tasks import TASKS
 
     cls = "".join(part.capitalize() for part in name.split("_"))
+    registry, why = OPTIMIZERS if kind == "optimizer" else TASKS, ""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
-        raise UserError(
-            f"{name!r} cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
-        )
-    registry = OPTIMIZERS if kind == "optimizer" else TASKS
-    if name in registry:
-        taker = registry.describe(name) or "the suite"
-        raise UserError(f"the {kind} name {name!r} is taken by {taker}; choose another")
-    if name in ("tests", *sys.stdlib_module_names) or find_spec(name) is not None:
-        raise UserError(f"a Python module {name!r} exists, and the package would shadow it; choose another name")
+        why = "cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
+    elif name in registry:
+        why = f"is taken by {registry.describe(name) or 'the suite'}; choose another name"
+    elif name in ("tests", *sys.stdlib_module_names) or find_spec(name) is not None:
+        why = "is a Python module, and the package would shadow it; choose another name"
+    if why:
+        raise UserError(f"{name!r} {why}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out, or remove it")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # not HTML

@@ -35,51 +35,42 @@ def check_places(configs: Iterable[RunConfig]) -> None:
 
 def check_early(config: RunConfig) -> None:
     """Refuse errors that need no torch to detect (UserError); `check` includes this."""
-    for is_wrong, message in _early(config):
+    trainer, opt, size = config.trainer, config.opt, config.trainer.batch_size
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID"):  # launchers set them
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"the environment has {name}={os.environ[name]}, which is no number; unset it")
+    again = next((spec.name for spec in config.methods if spec.traits.calls_closure_again), None)
+    full = next((spec.name for spec in config.methods if spec.traits.full_batch), None)
+    every, points, clips = trainer.measure_every, trainer.observe, trainer.gradient_clip_val is not None
+    graph, measures = config.traits.create_graph, config.task_spec.measure_every is not None
+    is_fsdp, is_fp16 = trainer.strategy == "fsdp", config.precision == "16-mixed"
+    compiles, is_apart = trainer.compile == "step", trainer.ranks > 1 or trainer.strategy != "auto"
+    twice, curved = f"{again} evaluates the loss several times a step", f"{opt} differentiates the gradients"
+    todo = "use its stochastic form, or --trainer.micro_batch_size to save memory"
+    faults = [
+        (again and config.rest_spec, f"--opt.{REST}: {twice}, so it must move all parameters"),
+        (full and size != "full", f"--trainer.batch_size {size}: {full} is a full-batch method; {todo}"),
+        (every and not measures, f"--trainer.measure_every {every}: the task {config.task} measures nothing"),
+        (points and measures, f"--trainer.observe {points}: the task {config.task} has its own measurements"),
+        (points and is_fsdp, "--trainer.observe needs whole weights, and --trainer.strategy fsdp shards them"),
+        (is_fp16 and is_fsdp, "--precision 16-mixed: ranks of fsdp would not agree on overflows; use bf16-mixed"),
+        (is_fp16 and again, f"--precision 16-mixed: {twice}, which a gradient scaler does not support; use bf16-mixed"),
+        (compiles and graph, f"--trainer.compile step: {curved}, which a compiled program cannot; leave it out"),
+        (
+            compiles and is_apart,
+            "--trainer.compile step: it was tried on one device only, without a strategy; leave it out",
+        ),
+        (graph and clips, f"--trainer.gradient_clip_val: {curved}, and clipping would change them"),
+    ]
+    for is_wrong, message in faults:
         if is_wrong:
             raise UserError(message)
-
-
-def _early(config: RunConfig) -> Iterator[tuple[object, str]]:
-    """Conditions, and what is wrong where they are true."""
-    trainer, traits, rest, opt, task = config.trainer, config.traits, config.rest_spec, config.opt, config.task
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID"):  # launchers set them
-        value = os.environ.get(name, "0")
-        yield not value.isdecimal(), f"the environment has {name}={value}, which is no number; unset it"
-    again = next((spec.name for spec in config.methods if spec.traits.calls_closure_again), "")
-    why = f"{again} evaluates the loss several times a step"
-    yield again and rest, f"--opt.{REST}: {why}, so it must move all parameters"
-    size, is_part = trainer.batch_size, trainer.batch_size != "full"
-    full_rest = rest.name if rest is not None and rest.traits.full_batch else None
-    todo = "name another one, or write --trainer.batch_size full"
-    yield (
-        is_part and full_rest,
-        f"--opt.{REST} {full_rest}: it is a full-batch method, and the batch has {size}; {todo}",
-    )
-    todo = "use its stochastic form, or --trainer.micro_batch_size to save memory"
-    full = is_part and config.opt_spec.traits.full_batch
-    yield full, f"--trainer.batch_size {size}: {opt} is a full-batch method; {todo}"
-    measures, every, observe = config.task_spec.measure_every, trainer.measure_every, trainer.observe
-    yield every and not measures, f"--trainer.measure_every {every}: the task {task} measures nothing"
-    yield observe and measures, f"--trainer.observe {observe}: the task {task} has its own measurements"
-    fsdp, fp16 = trainer.strategy == "fsdp", config.precision == "16-mixed"
-    yield observe and fsdp, "--trainer.observe needs whole weights, which --trainer.strategy fsdp shards; use ddp"
-    why_not = "ranks would not agree on which steps overflow; use bf16-mixed"
-    yield fp16 and fsdp, f"--precision 16-mixed does not work with --trainer.strategy fsdp: {why_not}"
-    yield fp16 and again, f"--precision 16-mixed: {why}, which a gradient scaler does not support; use bf16-mixed"
-    compiles, graph = trainer.compile == "step", traits.create_graph and f"{opt} differentiates the gradients"
-    yield compiles and graph, f"--trainer.compile step: {graph}, which a compiled program cannot; leave it out"
-    apart = trainer.ranks > 1 or trainer.strategy != "auto"
-    why_not = "it was tried on one device only, and without --trainer.strategy; leave it out"
-    yield compiles and apart, f"--trainer.compile step: {why_not}"
-    clips = trainer.gradient_clip_val is not None
-    yield graph and clips, f"--trainer.gradient_clip_val: {graph}, and clipping would change them"
 
 
 def why_no_lanes(config: RunConfig) -> str | None:
     """The reason why such runs cannot be lanes, or None."""
     trainer, lanes = config.trainer, config.task_spec.lanes
-    why = "lanes share the time, so their budget is in steps"
+    in_steps = "lanes share the time, so their budget is in steps"
     reasons = [
         (config.traits.create_graph, f"{config.opt} differentiates the gradients"),
         (not lanes, f"the loss of {config.task} may be no function of weights and batch (TaskSpec.lanes)"),
@@ -87,7 +78,7 @@ def why_no_lanes(config: RunConfig) -> str | None:
         (trainer.ranks > 1, f"--trainer.devices {trainer.devices}: lanes train on one device"),
         ("true" not in config.precision, f"--precision {config.precision}: lanes train in 32-true or 64-true"),
         (trainer.compile == "step", "--trainer.compile step: it compiles the steps of one run"),
-        (trainer.max_seconds is not None, f"--trainer.max_seconds {trainer.max_seconds or 0:g}: {why}"),
+        (trainer.max_seconds, f"--trainer.max_seconds {trainer.max_seconds or 0:g}: {in_steps}"),
         (config.logger is not None, f"--logger {config.logger}: a logger follows one run"),
     ]
     return next((reason for holds, reason in reasons if holds), None)
@@ -109,20 +100,6 @@ def check(config: RunConfig) -> None:
     check_early(config)
     with doing("importing torch"):
         import torch  # noqa: F401
-    _check_hyperparameters(config)
-    untold = [m.name for m in config.methods if m.traits.needs_loss and "loss_grad_norm" not in m.step_keywords]
-    if config.traits.calls_closure_again and config.step_keywords:
-        why = "so a norm computed before the step belongs to another point"
-        raise UserError(f"{config.opt} evaluates the loss several times a step, {why}")
-    if untold and config.trainer.gradient_clip_val is not None:
-        raise UserError(
-            f"--trainer.gradient_clip_val: {untold[0]} computes its step from loss and gradient, and its `step` takes"
-            " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
-        )
-
-
-def _check_hyperparameters(config: RunConfig) -> None:
-    """Validate arguments by the optimizers' constructors, for all parameters and for each role."""
     first, rest = split_rest(config.opt_options) if config.rest_spec is not None else (config.opt_options, {})
     for spec, prefix, options in ((config.opt_spec, "opt", first), (config.rest_spec, f"opt.{REST}", rest)):
         values = {name: value for name, value in options.items() if value != TASK_VALUE and name != REST}
@@ -131,6 +108,13 @@ def _check_hyperparameters(config: RunConfig) -> None:
             by_role = {name.removeprefix(f"{role}."): x for name, x in values.items() if name.startswith(f"{role}.")}
             if spec is not None:
                 _check_constructor(spec, f"{prefix}.{role}".rstrip("."), common | by_role)
+    if config.traits.calls_closure_again and config.step_keywords:
+        why = "so a norm computed before the step belongs to another point"
+        raise UserError(f"{config.opt} evaluates the loss several times a step, {why}")
+    for method in config.methods if config.trainer.gradient_clip_val is not None else []:
+        if method.traits.needs_loss and "loss_grad_norm" not in method.step_keywords:
+            why = f"{method.name} computes its step from loss and gradient, and its `step` takes no `loss_grad_norm`"
+            raise UserError(f"--trainer.gradient_clip_val: {why}; with the gradient clipped the step would be wrong")
 
 
 def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any]) -> None:
@@ -145,14 +129,10 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
     except BROKEN as error:
         if spec.package is not None and not isinstance(error, ValueError | TypeError):
             raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
-        # torch's message ends with the value: "Invalid learning rate: -1.0".
-        ends = {
-            name: [f": {x}" for x in (value if isinstance(value, tuple) else [value])] for name, value in given.items()
-        }
-        names = [name for name, texts in ends.items() if str(error).endswith(tuple(texts))]
-        if len(names) == 1:
-            meaning = optimizer_options(spec, given)[names[0]].help
-            raise UserError(f"--{prefix}.{names[0]}={given[names[0]]}: {error} ({meaning})") from None
+        for name, value in given.items():  # torch's message ends with the value: "Invalid learning rate: -1.0"
+            if str(error).rpartition(": ")[2] in map(str, value if isinstance(value, tuple) else [value]):
+                meaning = optimizer_options(spec, given)[name].help
+                raise UserError(f"--{prefix}.{name}={value}: {error} ({meaning})") from None
         raise option_error(prefix, error, given) from None
 
 

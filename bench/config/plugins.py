@@ -4,7 +4,6 @@ import base64
 import pickle
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from bench.errors import UserError
 from bench.text import clean
@@ -38,36 +37,23 @@ def allowed(
     the record (`what`) and adds the missing names to the user's `command`.
     """
     names: dict[str, str] = {}
-    unnamed: dict[str, str] = {}
-    for kind, registry in _REGISTRIES.items():
-        name, package = recorded[kind], versions.get(f"{kind}_package") or "an unrecorded package"
-        if _installed(kind, name):
-            if name not in registry:
-                raise UserError(clean(f"{what} was trained with {name} of {package}; install that version"))
-            names[kind] = name
-        elif same := [given for given in named.get(kind, ()) if bare(given) == bare(name)]:
-            names[kind] = same[0]
-        else:
-            unnamed[kind] = name
-    if unnamed:
+    for kind in _REGISTRIES:
+        same = (name for name in named.get(kind, ()) if bare(name) == bare(recorded[kind]))
+        name = recorded[kind] if _installed(kind, recorded[kind]) else next(same, None)
+        names |= {kind: name} if name is not None else {}
+    if unnamed := {kind: recorded[kind] for kind in _REGISTRIES if kind not in names}:
         words = shlex.join([*command, *naming(unnamed)])
-        raise UserError(
-            clean(f"{what} names {' and '.join(unnamed.values())}, and imports it only if you name it too: {words}")
-        )
+        why = f"{what} names {' and '.join(unnamed.values())}, and imports it only if you name it too: {words}"
+        raise UserError(clean(why))
     for kind, name in names.items():
-        file, _, _ = name.rpartition(":")
+        then = versions.get(f"{kind}_package")
         if _installed(kind, name):
-            continue
-        if file.endswith(".py") and not Path(file).is_file():
-            raise UserError(clean(f"{what} needs {file}, and there is no such file; name it with its folder"))
-        then, now = versions.get(f"{kind}_package"), provenance(name)
-        if now != then and not (then is None and now.startswith("torch ")):  # the record has torch's version anyway
-            raise UserError(
-                clean(
-                    f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is {now}, so it is not"
-                    " imported; name the original, or start a new one"
-                )
-            )
+            if name not in _REGISTRIES[kind]:
+                raise UserError(clean(f"{what} was trained with {name} of {then or '?'}; install that version"))
+        # The record has torch's version anyway.
+        elif (now := provenance(name)) != then and not (then is None and now.startswith("torch ")):
+            why = f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is {now}"
+            raise UserError(clean(f"{why}, so it is not imported; name the original, or start a new one"))
     return names
 
 

@@ -10,29 +10,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bench.config.options import (
-    NO_BOOLEAN,
     Option,
     all_optimizer_options,
     hyperparameters_of,
-    is_none,
-    is_stray_boolean,
     optimizer_values,
+    parse_options,
     rest_of,
-    taken,
     task_options,
     task_values,
 )
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
-from bench.config.values import MOST_SEED, SEED_RANGE
+from bench.config.values import MOST_SEED, SEED_RANGE, place
 from bench.errors import UserError, check_known, unknown_setting
 from bench.machine import is_main_process
-from bench.progress import doing
-from bench.text import plain, why_wrong
+from bench.text import plain
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug
@@ -42,26 +37,11 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 MOST_STEPS = 2**63 - 1
 """The most steps of a run: tables store them as a signed 64-bit integer."""
-
-
-class NoBooleans(BaseModel):
-    """Fields that take a boolean only if they are boolean."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if is_stray_boolean(value, kind):
-            takes = {"takes": taken(kind), "not": NO_BOOLEAN}
-            raise PydanticCustomError("boolean", "it takes {takes}, and {not}", takes)
-        return value
-
-
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class TrainerOptions(NoBooleans):
+class TrainerOptions(BaseModel):
     """Options of training. Names are Lightning's where it has one.
 
     A default value is not part of a run's identity, so defaults must not change.
@@ -75,15 +55,14 @@ class TrainerOptions(NoBooleans):
     """optimizer steps; with max_epochs, the smaller applies"""
     max_seconds: Positive | None = None
     """training time in seconds after which the run stops with status `timeout`"""
-    batch_size: int | Literal["full"] | None = None
+    batch_size: Count | Literal["full"] | None = None
     """samples that one optimizer step sees, over all micro-batches and devices, or `full`"""
     micro_batch_size: Count | None = None
     """upper bound on samples per forward pass on one device (default: the task's); changes memory and rounding only"""
     gradient_clip_val: Positive | None = None
     """bound on the gradient's global norm; step sizes are computed from the norm before clipping"""
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = "constant"
-    """lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end); ignored for optimizers that
-    set their own step size"""
+    """lr after warm-up: constant, cosine, linear, inverse_sqrt or wsd (decay at the end); not for methods without lr"""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """fraction of the steps, in [0, 1), with linearly rising lr"""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -91,25 +70,21 @@ class TrainerOptions(NoBooleans):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.2
     """fraction of the steps, in (0, 1], of the final decay of wsd"""
     average: Literal["none", "ema", "lawa"] = "none"
-    """average of the weights used for evaluation: none, ema (exponential, with bias correction), or lawa (mean of the
-    latest snapshots); ignored for optimizers that average the weights themselves"""
+    """average of the weights used for evaluation: none, ema (exponential, unbiased) or lawa (of the last snapshots)"""
     average_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)"""
     average_window: Annotated[int, Field(ge=2)] = 5
     """snapshots in the mean of lawa, at least 2; all are stored"""
     average_every: Count | None = None
-    """optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth of the run; a
-    twentieth if the run is shorter than average_window epochs"""
+    """optimizer steps between the snapshots of lawa; by default an epoch, or a twentieth of the run"""
     val_every: Count | None = None
     """optimizer steps between evaluations; by default an epoch, or a twentieth of the run if that is longer"""
     measure_every: Count | None = None
     """optimizer steps between measurements, for tasks with measurements; by default the task's value"""
     observe: Annotated[int, Field(ge=1, le=20)] | None = None
-    """points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and lm, in [1, 20];
-    off by default (`bench show TASK` defines them)"""
+    """points per decade of steps for measurements of attention in ViTs, BERTs and lm, in [1, 20] (`bench show TASK`)"""
     compile: Literal["off", "step"] = "off"
-    """loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not part of the
-    run's id"""
+    """loss and gradient through torch.compile: off or step; changes seconds and rounding, not the run's id"""
     checkpoint_seconds: Positive = 60
     """seconds between checkpoints"""
     devices: Count = 1
@@ -118,13 +93,6 @@ class TrainerOptions(NoBooleans):
     """machines"""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """how devices share the work; fsdp shards with FSDP2"""
-
-    @field_validator("batch_size")
-    @classmethod
-    def _not_empty(cls, size: Any) -> Any:
-        if isinstance(size, int) and size < 1:
-            raise PydanticCustomError("size", "it must be at least 1, or `full`")
-        return size
 
     @property
     def ranks(self) -> int:
@@ -139,15 +107,20 @@ class TrainerOptions(NoBooleans):
 
 def trainer_options() -> dict[str, Option]:
     """The options `--trainer.*`."""
-    fields = TrainerOptions.model_fields.items()
-    return {k: Option(k, f.annotation, f.default, " ".join((f.description or "").split())) for k, f in fields}
+    return _options_of(TrainerOptions)
 
 
-_TOP = ("data", "data_seed", "device", "logger", "precision", "seed", "store")
-_NOT_DECIDING = {"micro_batch_size", "compile", "checkpoint_seconds"}
+_FOLDERS, _TOP = ("data", "store"), ("data_seed", "device", "logger", "precision", "seed")
 
 
-class RunConfig(NoBooleans):
+@lru_cache
+def _options_of(model: type[BaseModel]) -> dict[str, Option]:
+    """The fields of a model as options."""
+    texts = {name: " ".join((field.description or "").split()) for name, field in model.model_fields.items()}
+    return {k: Option(k, f.rebuild_annotation(), f.default, texts[k]) for k, f in model.model_fields.items()}
+
+
+class RunConfig(BaseModel):
     """One run, fully resolved: every default is filled in.
 
     Attributes:
@@ -174,13 +147,6 @@ class RunConfig(NoBooleans):
     data: Path = Path("data")
     store: Path = Path("runs")
     logger: Literal["tensorboard", "csv", "wandb"] | None = None
-
-    @field_validator("data", "store", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        if not isinstance(value, str | Path) or not str(value).strip():  # empty would mean the working folder
-            raise PydanticCustomError("empty", "it must name a folder")
-        return value
 
     @property
     def task_spec(self) -> TaskSpec:
@@ -237,7 +203,8 @@ class RunConfig(NoBooleans):
         default increments the task's version. A file or a model's folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
-        decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
+        idle = {"micro_batch_size", "compile", "checkpoint_seconds"}
+        decides["trainer"] = self.trainer.model_dump(mode="json", exclude=idle, exclude_defaults=True)
         options = task_options(self.task_spec)
         given = self.task_options.items()
         decides["task_options"] = {k: v for k, v in given if k not in options or v != options[k].default}
@@ -277,9 +244,6 @@ def _digest(path: Path, *changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- from settings to a configuration ---------------------------------------------------------------------------------
-
-
 def resolve(
     words: Mapping[str, Any],
     *,
@@ -306,31 +270,36 @@ def resolve(
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
         settings = tuned_for(task, opt, settings) | settings
-    spec, method, fields = TASKS[task], OPTIMIZERS[opt], TrainerOptions.model_fields
-    known = {"": _TOP, "task": task_options(spec), "trainer": fields}
+    spec, method, of_run = TASKS[task], OPTIMIZERS[opt], _options_of(RunConfig)
+    options = {"task": task_options(spec), "trainer": trainer_options(), "": {name: of_run[name] for name in _TOP}}
+    known = {name: [*names] for name, names in options.items()} | {"": [*_TOP, *_FOLDERS]}
     groups: dict[str, dict[str, Any]] = {"": {}, "task": {}, "opt": {}, "trainer": {}}
     for key, value in sorted(settings.items()):
         group, name = key.split(".", 1) if "." in key else ("", key)
-        if group not in groups or (group in known and name not in known[group]):
-            raise unknown_setting(key, _all_options(task, opt))
+        if group not in groups or name not in known.get(group, [name]):
+            known |= {"opt": [*all_optimizer_options(method, {})]}
+            names = [f"--{group}.{name}".replace("--.", "--") for group, names in known.items() for name in names]
+            raise unknown_setting(key, ["--task", "--opt", *names])
         groups[group][name] = value
-    trainer = {k: None if is_none(v) and fields[k].default is None else v for k, v in groups["trainer"].items()}
+    folders = {name: place(name, str(groups[""].pop(name))) for name in _FOLDERS if name in groups[""]}
+    top: dict[str, Any] = parse_options("", options[""], {"precision": spec.precision} | groups[""]) | folders
+    top |= {} if "data_seed" in groups[""] else {"data_seed": top["seed"]}
+    trainer = parse_options("trainer", options["trainer"], groups["trainer"])
     usual = {"batch_size": "full" if method.traits.full_batch else spec.batch_size, "measure_every": spec.measure_every}
-    if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
+    if trainer["max_epochs"] is None and trainer["max_steps"] is None:
         usual |= spec.budget
-    values = {
-        "task": task,
-        "task_options": task_values(spec, groups["task"], recorded=recorded),
-        "opt": opt,
-        "opt_options": optimizer_values(method.on(spec.family), groups["opt"], lambda: _all_options(task, opt)),
-        "trainer": trainer | {name: value for name, value in usual.items() if trainer.get(name) is None},
-        "precision": spec.precision,
-        "data_seed": groups[""].get("seed", 0),
-    }
-    run = _validated(values | groups[""])
-    if spec.datasets and run.task_options["dataset"] is None:  # part of the run's identity, so it must be explicit
-        run = run.model_copy(update={"task_options": run.task_options | {"dataset": spec.dataset_in(run.data)}})
-    return run.model_copy(update={"trainer": _without_idle(run.trainer)})
+    trainer |= {name: value for name, value in usual.items() if trainer[name] is None}
+    of_task = task_values(spec, groups["task"], recorded=recorded)
+    if spec.datasets and of_task["dataset"] is None:  # part of the run's identity, so it must be explicit
+        of_task["dataset"] = spec.dataset_in(top.get("data", Path("data")))
+    return RunConfig(
+        task=task,
+        task_options=of_task,
+        opt=opt,
+        opt_options=optimizer_values(method.on(spec.family), groups["opt"]),
+        trainer=_without_idle(TrainerOptions(**trainer)),
+        **top,
+    )
 
 
 def _name(key: str, settings: dict[str, Any]) -> str:
@@ -339,7 +308,7 @@ def _name(key: str, settings: dict[str, Any]) -> str:
     if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
         raise UserError(f"--{key} {name}: a run takes one name; `bench sweep` takes several optimizers")
     if not name:
-        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", "trainer", *_TOP)]
+        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", *RunConfig.model_fields)]
         also = f"; unknown here: {', '.join(strange)}" if strange else ""
         raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
     return str(name)
@@ -355,26 +324,27 @@ def tuned_for(task: str, opt: str, settings: Mapping[str, Any], *, shipped: bool
     return {name: value for name, value in tuned.items() if not name.startswith("opt.") or name in known}
 
 
+_NEEDS = {
+    "floor": ("schedule", ("cosine", "linear", "inverse_sqrt", "wsd")),
+    "decay": ("schedule", ("wsd",)),
+    "average_decay": ("average", ("ema",)),
+    "average_window": ("average", ("lawa",)),
+    "average_every": ("average", ("lawa",)),
+}
+"""Options of training, and the values of another option with which they have an effect."""
+
+
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     """The options with defaults for those without effect: else two ids would have the same result."""
-    idle = {
-        "floor": ("schedule", trainer.schedule == "constant"),
-        "decay": ("schedule", trainer.schedule != "wsd"),
-        "average_decay": ("average", trainer.average != "ema"),
-        "average_window": ("average", trainer.average != "lawa"),
-        "average_every": ("average", trainer.average != "lawa"),
-    }
-    usual = {name: TrainerOptions.model_fields[name].default for name, (_, is_idle) in idle.items() if is_idle}
-    for name, value in usual.items():
-        if (given := getattr(trainer, name)) != value:
-            kind = f"the {idle[name][0]} is {getattr(trainer, idle[name][0])}"
-            say_once(f"--trainer.{name} {given:g} is ignored: {kind} and has no {name}")
-    trainer = trainer.model_copy(update=usual)
-    if trainer.schedule == "wsd" and trainer.warmup + trainer.decay > 1:
-        raise UserError(
-            f"--trainer.decay {trainer.decay:g}: with a warm-up over {trainer.warmup:g} of the steps it can be at most"
-            f" {1 - trainer.warmup:g}"
-        )
+    for name, (key, kinds) in _NEEDS.items():
+        value, usual, kind = getattr(trainer, name), TrainerOptions.model_fields[name].default, getattr(trainer, key)
+        if kind not in kinds and value != usual:
+            say_once(f"--trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}")
+            trainer = trainer.model_copy(update={name: usual})
+    most = 1 - trainer.warmup
+    if trainer.schedule == "wsd" and trainer.decay > most:
+        why = f"with a warm-up over {trainer.warmup:g} of the steps it can be at most {most:g}"
+        raise UserError(f"--trainer.decay {trainer.decay:g}: {why}")
     return trainer
 
 
@@ -385,27 +355,6 @@ def say_once(line: str) -> None:
         print(f"bench: {line}", file=sys.stderr)
 
 
-def _validated(values: dict[str, Any]) -> RunConfig:
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        # For a union, pydantic appends each member to the field's name.
-        where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
-        field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields[where[-1]]
-        meaning = f" ({' '.join(field.description.split())})" if field.description else ""
-        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {why_wrong(first['msg'])}{meaning}") from None
-
-
-def _all_options(task: str, opt: str) -> list[str]:
-    return [
-        *(f"--{name}" for name in ("task", "opt", *_TOP)),
-        *(f"--task.{name}" for name in task_options(TASKS[task])),
-        *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], {})),
-        *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
-    ]
-
-
 def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, in dotted form, of the configuration in a run's record."""
     settings = {name: value for name, value in stored.items() if not isinstance(value, dict)}
@@ -414,19 +363,17 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
-
-
 def decided(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` resolved on this machine; other devices are not checked."""
     if config.device != "auto":
         return config
     drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-    if sys.platform == "linux" and not any(map(os.path.exists, drivers)):
-        return config.model_copy(update={"device": "cpu"})  # torch takes seconds to import
-    import torch
+    has_gpu = sys.platform != "linux" or any(map(os.path.exists, drivers))
+    if has_gpu:  # else torch, which takes seconds to import, is not needed
+        import torch
 
-    return config.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
+        has_gpu = torch.cuda.is_available()
+    return config.model_copy(update={"device": "cuda" if has_gpu else "cpu"})
 
 
 def on_device(config: RunConfig) -> RunConfig:
@@ -434,14 +381,12 @@ def on_device(config: RunConfig) -> RunConfig:
     config = decided(config)
     if config.device == "cpu":
         return config
-    with doing("importing torch"):
-        import torch
+    import torch
 
-    devices = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[config.device]
-    if not devices:
+    count = torch.cuda.device_count() if config.device == "cuda" else int(torch.backends.mps.is_available())
+    if not count:
         raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
-    if config.trainer.devices > devices:
-        raise UserError(
-            f"--trainer.devices {config.trainer.devices}: this machine has {devices} {config.device} devices"
-        )
+    if config.trainer.devices > count:
+        why = f"this machine has {count} {config.device} devices"
+        raise UserError(f"--trainer.devices {config.trainer.devices}: {why}")
     return config

@@ -84,6 +84,9 @@ def _differing(settings: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any
     return {k: plain(v) for k, v in settings.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
+_BUDGET_OR_BATCH = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_seconds", "trainer.batch_size")
+
+
 def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
     config = configs[0]
@@ -92,35 +95,27 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     if any(config.opt_options != tuned for config in configs):
         return None
     path = tuned_file(config.task, config.opt)
-    provenance = read_tuned(path)
-    chosen = {*seeds_from_words(provenance.seeds)}
+    study = read_tuned(path).provenance
+    chosen = {*seeds_from_words(study.seeds)}
     if seeds := chosen & {config.seed for config in configs}:
-        raise UserError(
-            f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic:"
-            f" take seeds from {max(chosen) + 1} on"
-        )
-    now = [(f"--{k}", v) for config in configs for k, v in settings_of(config.model_dump(mode="json")).items()]
+        why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
+        raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
     # The file leaves out settings that were None, which is their default.
-    usual = {f"--task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
-    then = {f"--{name}": value for name, value in provenance.settings.items()}
-    limits = {f"--trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")}
-    for what, before, after in (
-        ("for another budget", then, [(k, v) for k, v in now if k in limits]),
-        ("for another model or data", then and usual | then, [(k, v) for k, v in now if k in usual]),
-        ("with other code", provenance.versions, config.spec_versions.items()),
-    ):
-        other = dict.fromkeys(f"{k} {v}, not {before.get(k)}" for k, v in after if before and v != before.get(k))
-        if other:
-            note = f"{config.opt} is tuned {what} (here {'; '.join(other)}): other settings may be better"
-            print(f"bench: {note}", file=sys.stderr)
-    return TunedBy(provenance.study or path.name, provenance.split)
+    then = {f"task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
+    settings = settings_of(config.model_dump(mode="json")) if study.settings else {}
+    now = {name: value for name, value in settings.items() if name in then or name in _BUDGET_OR_BATCH}
+    then |= {**study.settings, **study.versions}
+    now |= config.spec_versions if study.versions else {}
+    if other := [f"{name} {value}, not {then.get(name)}" for name, value in now.items() if value != then.get(name)]:
+        note = f"{config.opt} is tuned for another case (here {'; '.join(other)}): other settings may be better"
+        print(f"bench: {note}", file=sys.stderr)
+    return TunedBy(study.study or path.name, study.split)
 
 
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
-    """The studies that found the hyperparameters, by task and optimizer.
+    """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
 
-    A pair has none unless all of its configurations have the tuned ones. It warns on standard error if a study's runs
-    had another budget, other options of the task, or other versions of task and optimizer.
+    It warns on standard error if a study's runs had another budget, other options of the task, or other versions.
 
     Raises:
         UserError: a run has a seed that helped to choose its settings.

@@ -1,6 +1,7 @@
-"""Strict YAML for settings: no duplicate keys."""
+"""Settings in YAML: dotted or nested, each given once."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,15 @@ from optimizers.groups import RESERVED
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, restricted to unambiguous input."""
+    """PyYAML's safe loader, without duplicate keys."""
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse duplicate keys; YAML would silently keep the last one."""
-        node: Any = super().compose_mapping_node(anchor)
-        lines: dict[Any, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                name, line = self.construct_object(key), key.start_mark.line + 1
-                if name in lines:
-                    problem = f"the key {name!r} is given twice, first in line {lines[name]}"
-                    raise ConstructorError(None, None, problem, key.start_mark)
-                lines[name] = line
-        return node
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Report the place of a value that is invalid for its type, such as the 99th of a month."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError, ArithmeticError):
-            problem = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
-            raise ConstructorError(None, None, problem, node.start_mark) from None
+        names = [key.value for key, _ in node.value if key.value != "<<"]
+        for i, (key, _) in enumerate(node.value):
+            if key.value in names[:i]:
+                raise ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -44,27 +32,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no file {path}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8; settings are YAML") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
+    except Exception as error:  # of the values of dates and numbers too, such as the 99th of a month
+        mark, text = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+        raise UserError(f"{path} is not valid YAML{where}: {text.partition(chr(10))[0]}") from None
     if not isinstance(values, dict):
-        state = "is empty; it" if values is None else f"holds {type(values).__name__}; it"
-        raise UserError(f"{path} {state} must hold settings such as `task: mnist`")
+        raise UserError(f"{path} holds {type(values).__name__}; it must hold settings such as `task: mnist`")
     return values
-
-
-def _flat(prefix: str, values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Values in dotted form; those of an optimizer may be nested by role."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = prefix if name == "name" and prefix in ("task", "opt", "opt.rest") else f"{prefix}.{name}"
-        nested = isinstance(value, dict) and prefix.startswith("opt") and name in RESERVED
-        flat |= _flat(key, value) if nested else {key: value}
-    return flat
 
 
 def flatten_yaml(path: Path) -> dict[str, Any]:
@@ -74,13 +48,18 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
 
 def flattened(content: Mapping[Any, Any], path: object) -> dict[str, Any]:
     """Settings in dotted form, from dotted or nested ones of a place that messages name; UserError if ambiguous."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if key == "trainer" and value is not None and not isinstance(value, dict):
-            example = "`trainer: {max_steps: 100}`"
-            raise UserError(f"{path}: trainer is a section and must be a mapping, such as {example}")
-        settings = _flat(str(key), value) if isinstance(value, dict) else {str(key): value}
-        if twice := sorted(settings.keys() & flat.keys()):
-            raise UserError(f"{path}: {twice[0]} is given twice, nested and dotted; give it once")
-        flat |= settings
-    return flat
+    pairs = list(_pairs(content))
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise UserError(f"{path}: {name} is given twice, nested and dotted; give it once")
+    return dict(pairs)
+
+
+def _pairs(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names in dotted form and values; those of an optimizer may be nested by role."""
+    for name, value in values.items():
+        key = prefix[:-1] if name == "name" and prefix in ("task.", "opt.", "opt.rest.") else f"{prefix}{name}"
+        if isinstance(value, dict) and (not prefix or (prefix.startswith("opt.") and name in RESERVED)):
+            yield from _pairs(value, f"{key}.")
+        else:
+            yield key, value

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from bench.config.strict_yaml import flatten_yaml, read_yaml
+from bench.config.strict_yaml import flattened, read_yaml
 from bench.config.values import configs_folder
 from bench.errors import UserError
 from bench.text import located, why_wrong
@@ -40,46 +40,40 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
 
 
 class Provenance(BaseModel):
-    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided.
-
-    Earlier versions wrote `select_split` and `tuning_seeds`.
-    """
+    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     study: str | None = None
     settings: dict[str, _Setting] = {}
     versions: dict[str, int | str] = {}
-    split: Annotated[_Name | None, Field(validation_alias=AliasChoices("split", "select_split"))] = None
-    seeds: Annotated[str, Field(validation_alias=AliasChoices("seeds", "tuning_seeds"))] = ""
+    split: _Name | None = None
+    seeds: str = ""
 
 
 class Tuned(BaseModel):
-    """The part of a file of tuned settings with their provenance."""
+    """A file of tuned settings, which are dotted or nested."""
 
-    provenance: Provenance | None = None
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    provenance: Provenance = Provenance()
 
 
-_SETTINGS = TypeAdapter(dict[str, _Setting | dict[str, _Setting]], config=ConfigDict(strict=True))
-"""The rest of such a file: settings, dotted or nested."""
-
-
-def read_tuned(path: Path) -> Provenance:
-    """The provenance of a file of tuned settings, after validation of the file (UserError)."""
+def read_tuned(path: Path) -> Tuned:
+    """A file of tuned settings, validated (UserError)."""
     content = read_yaml(path)
     try:
-        _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
-        return Tuned.model_validate(content).provenance or Provenance()
+        return Tuned.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, located(first, content)))[:100]
-        raise UserError(
-            f"{path} is damaged ({where}: {why_wrong(first['msg'])[:200]}); repair it, or move it away and tune again"
-        ) from None
+        why = f"{where}: {why_wrong(first['msg'])[:200]}"
+        raise UserError(f"{path} is damaged ({why}); repair it, or move it away and tune again") from None
 
 
 def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
     """The tuned hyperparameters of a task and optimizer, from their `tuned_file`."""
     path = tuned_file(task, opt, shipped=shipped)
-    read_tuned(path)
-    return {name: value for name, value in flatten_yaml(path).items() if name.startswith("opt.")}
+    settings = flattened(read_tuned(path).__pydantic_extra__, path)
+    return {name: value for name, value in settings.items() if name.startswith("opt.")}

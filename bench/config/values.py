@@ -22,20 +22,19 @@ FOLDERS = {"data": "data", "store": "runs"}
 def refuse_too_many(what: str, runs: int) -> None:
     """Refuse more runs (`runs` is a lower bound) than `what`, an option as typed, may ask for (UserError)."""
     if runs > MOST_RUNS:
-        number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
-        raise UserError(
-            f"{what}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
-        )
+        number = f"{runs:,}" if runs < 10**18 else "more than 10^18"
+        limit = f"a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
+        raise UserError(f"{what}: {number} runs; {limit}")
 
 
 def parts(text: object) -> list[str]:
     """The parts of `A,B`, or of a list; `A,` has one. UserError if a part between two others is empty."""
+    words = [part.strip() for part in str(text).strip(", \t").split(",")]
     if isinstance(text, list):
         return list(map(str, text))
-    words = [part.strip() for part in str(text).strip(", \t").split(",")]
     if len(words) > 1 and not all(words):
         raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
-    return [word for word in words if word]
+    return list(filter(None, words))
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
@@ -51,12 +50,9 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
         ranges = [range(ranges[0].start)]
     refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
     seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
-    if not seeds or min(seeds) < 0 or not all(ranges):
-        raise UserError(
-            f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
-        )
-    if max(seeds) > MOST_SEED:
-        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
+    if not seeds or min(seeds) < 0 or max(seeds) > MOST_SEED or not all(ranges):
+        how = f"write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
+        raise UserError(f"{option} {text}: {how}; a seed is {SEED_RANGE}")
     return seeds
 
 
@@ -85,16 +81,14 @@ def ends_of_range(low: str, high: str) -> tuple[float, float]:
 
 def read_grid(key: str, raw: str) -> list[float]:
     """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine (UserError)."""
-    try:
+    with suppress(ValueError, TypeError):
         low, high, *points = raw.split(":")
         ends, (count,) = ends_of_range(low, high), map(int, points or [DEFAULT_POINTS])
-    except (ValueError, TypeError):
-        ends, count = (0.0, 0.0), 0
-    if count < 2:
-        rule = "LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
-        raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
-    refuse_too_many(f"--{key} {raw}", count)
-    return log_grid(*ends, count)
+        refuse_too_many(f"--{key} {raw}", count)
+        if count > 1:
+            return log_grid(*ends, count)
+    rule = "LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
+    raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
 
 
 @dataclass(frozen=True)
@@ -128,21 +122,16 @@ def place(name: str, given: str | None = None) -> Path:
     """The folder that `--data` or `--store` names, else its environment variable, else the default (UserError)."""
     variable = f"BENCH_{name.upper()}"
     text = os.environ.get(variable, FOLDERS[name]) if given is None else given
-    is_file = name == "store" and is_no_folder(Path(text))
-    if is_file or not text.strip():
-        why = "it is a file, not a folder" if is_file else "it must name a folder or file"
-        raise UserError(
-            f"--{name} (or {variable}) {text[:100]!r}: {why}; name one, or leave it out for ./{FOLDERS[name]}"
-        )
+    why = "it is a file, not a folder" if name == "store" and is_no_folder(Path(text)) else ""
+    if why := why or ("" if text.strip() else "it must name a folder or file"):
+        todo = f"name one, or leave it out for ./{FOLDERS[name]}"
+        raise UserError(f"--{name} (or {variable}) {text[:100]!r}: {why}; {todo}")
     return Path(text)
 
 
 def is_no_folder(path: Path) -> bool:
     """Whether the path exists and is not a folder."""
-    try:
-        return path.exists() and not path.is_dir()
-    except OSError:  # not permitted
-        return False
+    return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 - False if it is not permitted
 
 
 def reference_folder() -> Path | None:
@@ -151,7 +140,7 @@ def reference_folder() -> Path | None:
     `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
     """
     named = os.environ.get("BENCH_REFERENCE")
-    folder = Path(named or "") if named is not None else _shipped("reference", "results/reference/runs")
+    folder = _shipped("reference", "results/reference/runs") if named is None else Path(named)
     return folder if named != "" and folder.is_dir() else None
 
 
@@ -162,9 +151,8 @@ def configs_folder() -> Path:
 
 def experiments() -> dict[str, Path]:
     """The YAML files of papers' experiments by name, `<paper>/<experiment>`."""
-    folder = configs_folder() / "papers"
-    named = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
-    return dict(sorted(named.items()))
+    paths = sorted((configs_folder() / "papers").glob("*/*.yaml"))
+    return {f"{path.parent.name}/{path.stem}": path for path in paths}
 
 
 def suites() -> dict[str, Path]:

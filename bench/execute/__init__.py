@@ -14,19 +14,11 @@ CONTINUES = "the same command continues"
 
 @dataclass(frozen=True)
 class Effort:
-    """How runs are executed.
-
-    Attributes:
-        engine: `lanes`, `lightning` (one run at a time), or the faster one.
-        width: maximum lanes of a block; measured by default.
-        workers: how many worker processes, or `auto` (`bench.execute.cluster.resources`); by default one for each GPU,
-            and on a CPU only the command's own process.
-        cluster: the address or the scheduler file of a Dask cluster that trains instead.
-        budget: a time after which to stop, or the most runs to train.
-    """
+    """How runs are executed."""
 
     engine: Engine = "auto"
-    width: int | None = None
+    width: int | None = None  # maximum lanes of a block; measured by default
+    # Worker processes, or `auto`; by default one for each GPU, and on a CPU only the command's process.
     workers: str | None = None
-    cluster: str | None = None
-    budget: "Budget | None" = None
+    cluster: str | None = None  # the address or the scheduler file of a Dask cluster that trains instead
+    budget: "Budget | None" = None  # a time after which to stop, or the most runs to train

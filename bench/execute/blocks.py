@@ -39,6 +39,11 @@ class Block:
         """The configurations by id, in the order of the block's records."""
         return {config.run_id: config for row in self.grid for config in row}
 
+    @property
+    def first(self) -> RunConfig:
+        """The first configuration."""
+        return self.grid[0][0]
+
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
     """Refuse runs that cannot run (UserError); `early` checks only what needs no torch."""
@@ -100,16 +105,12 @@ def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult], *
 def cut(
     runs: Mapping[str, RunConfig], groups: Sequence[tuple[Sequence[RunConfig], Choice]], shares: int, *, record: bool
 ) -> list[Block]:
-    """Divide runs into blocks for `shares` processes: lanes first, those with most steps before others.
+    """Divide runs into blocks for `shares` processes: lanes first, then single runs in their order.
 
     The last digits of a lane depend on the width of its block, so blocks depend on the requested runs and the choices
-    of their groups only. Single runs keep their order. With `record`, widths were measured, and go into the records.
+    of their groups only. With `record`, widths were measured, and go into the records.
     """
-
-    def steps(group: Sequence[RunConfig]) -> float:
-        return float(group[0].trainer.max_steps or group[0].trainer.max_epochs or 1)
-
-    lanes = sorted((group for group in groups if group[1].lanes), key=lambda group: -len(group[0]) * steps(group[0]))
+    lanes = [group for group in groups if group[1].lanes]
     most = -(-sum(len(group) for group, _ in lanes) // shares)
     blocks = [
         Block(grid, lanes=True, width=choice.width if record and choice.width < len(group) else None)

@@ -2,8 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -45,41 +44,45 @@ class Choices:
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
         """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
-        obstacle = why_no_lanes(group[0])
+        first, obstacle = group[0], why_no_lanes(group[0])
         if obstacle and self.engine == "auto":
-            self.say(f"{group[0].task}: runs one by one, since {obstacle}")
+            self.say(f"{first.task}: runs one by one, since {obstacle}")
         single = self.engine == "auto" and len(group) == 1
         if self.engine == "lightning" or obstacle or single or self.stop.signal is not None:
             return ONE_BY_ONE
         if self.width is not None:
             return Choice(lanes=True, width=self.width)
-        first, together = group[0], False
-        with _breaking_later():
-            together = have_pure_update(build(first)[1].parts)
-        # Pure updates cost about the same, except for work on matrices; other optimizers step one lane at a time.
-        names = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
-        alike = first.task, repr(first.task_options), first.trainer, *names
-        if alike not in self.measured:
-            with doing("measuring the best number of lanes"):
-                self.measured[alike] = self._measure(group, ", ".join([first.task, *names]))
+        try:
+            task, plan = build(first)
+            # Pure updates cost about the same, except for work on matrices; others step one lane at a time.
+            together = have_pure_update(plan.parts)
+            names = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
+            alike = first.task, repr(first.task_options), first.trainer, *names
+            if alike not in self.measured:
+                with doing("measuring the best number of lanes"):
+                    ahead = len(group) * plan.total_steps
+                    ahead *= micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
+                    alone = seconds_of(single_step(first, task), ahead)
+                    del task  # leave the device to the lanes
+                    name = ", ".join([first.task, *names])
+                    self.measured[alike] = self._measure(group, name, alone, ahead)
+        except UserError:
+            raise
+        except BROKEN:  # training will fail the same way and record it
+            return Choice(lanes=self.engine == "lanes", width=1)
         return self.measured[alike]
 
-    def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
+    def _measure(self, group: Sequence[RunConfig], name: str, alone: float, ahead: float) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
-        first, alone, ahead = group[0], inf, inf
-        with _breaking_later():
-            task, plan = build(first)
-            ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
-            alone = seconds_of(single_step(first, task), ahead)
-            del task  # leave the device to the lanes
-        limit = usable_memory(first.device) // self.processes
+        device = group[0].device
+        limit = usable_memory(device) // self.processes
         costs: dict[int, float] = {}
         lane_bytes = 0.0
         for width in (w for w in _WIDTHS if w < 4 * len(group) and lane_bytes * w <= limit):
             grid = max(rectangles(group, min(width, len(group))), key=lambda rows: sum(map(len, rows)))
             count = sum(map(len, grid))
             try:
-                with watch_peak(first.device) as peak:
+                with watch_peak(device) as peak:
                     lanes = make_lanes(grid)
                     lanes.cuts = lanes.cuts[:1]  # one micro-batch suffices
                     costs[count] = seconds_of(lanes.step, ahead / count) / count
@@ -92,7 +95,7 @@ class Choices:
                 if ran_out(error):
                     break
                 if self.engine == "lanes":
-                    return Choice(lanes=True, width=count)  # training will fail the same way and record it
+                    raise
                 self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
                 return ONE_BY_ONE
             gc.collect()  # lanes and their optimizers form reference cycles
@@ -107,25 +110,13 @@ class Choices:
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if lane_bytes:
             width = max(1, min(width, int(limit / lane_bytes)))
-        pays = width > 1 and best < LANES_GAIN * alone
-        if pays or (costs and self.engine == "lanes"):
-            single = f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else ""
-            self.say(f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us{single}")
-        else:
-            why = f"a step in lanes takes at best {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
-            self.say(f"{name}: runs one by one, since {why if costs else 'memory is short'}")
-        return Choice(lanes=True, width=width) if pays or self.engine == "lanes" else ONE_BY_ONE
-
-
-@contextmanager
-def _breaking_later() -> Iterator[None]:
-    """Ignore errors of a plug-in: training will fail the same way and record them."""
-    try:
-        yield
-    except UserError:
-        raise
-    except BROKEN:
-        pass
+        if self.engine == "lanes" or (width > 1 and best < LANES_GAIN * alone):
+            times = f"a step of one takes {1e6 * best:,.0f} us, {1e6 * alone:,.0f} us in a plain loop"
+            self.say(f"{name}: {width} lanes at once; {times}")
+            return Choice(lanes=True, width=width)
+        why = f"a step in lanes takes at best {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
+        self.say(f"{name}: runs one by one, since {why if costs else 'memory is short'}")
+        return ONE_BY_ONE
 
 
 def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], object]:

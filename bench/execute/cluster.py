@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -59,30 +60,27 @@ class Job(NamedTuple):
 def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[dict[str, str]]:
     """The environment of each worker on this machine: the GPUs that a run needs, or a share of the processors.
 
-    `auto` is one worker for each set of GPUs that a run needs, or on a CPU one for each processor; there are no more
-    workers than runs, if their number is known. UserError if the number is invalid, or there are too few GPUs.
+    `auto` is one worker for each set of GPUs, or for each processor, but no more than runs. UserError if the number is
+    invalid, or there are too few GPUs.
     """
     ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
     most = 1 if config.device == "mps" else max(1, len(gpus or range(cpus)) // ranks)
     if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
         raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
-    count = most if workers == "auto" else int(workers)
-    count = min(count, runs or count)
+    count = min(most if workers == "auto" else int(workers), runs or sys.maxsize)
     if gpus and count > most:
         raise UserError(
             f"--workers {count}: {len(gpus)} GPUs can serve {most} workers with {ranks} per run; use --workers {most}"
         )
     share = os.environ.get("OMP_NUM_THREADS") or str(max(1, cpus // count // ranks))
     threads = dict.fromkeys(THREADS, share)  # else Dask sets 1
-    sets = [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * ranks : (i + 1) * ranks])} if gpus else {} for i in range(count)]
-    return [threads | gpu for gpu in sets]
+    sets = [",".join(gpus[i * ranks : (i + 1) * ranks]) for i in range(count)]
+    return [threads | ({"CUDA_VISIBLE_DEVICES": one} if gpus else {}) for one in sets]
 
 
 def _cpus() -> int:
-    with suppress(AttributeError):  # missing on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def _gpus() -> list[str]:
@@ -93,13 +91,7 @@ def _gpus() -> list[str]:
 
 
 class Crew(AbstractContextManager["Crew"]):
-    """The processes that train the runs of a command, from the first missing run to the end of the context.
-
-    Args:
-        effort: the number of workers, or a cluster.
-        config: a run, with its device decided.
-        runs: the number of runs, if known.
-    """
+    """The processes that train `runs` runs, such as `config`, from the first missing one to the end of the context."""
 
     def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
         workers = effort.workers or ("auto" if config.device == "cuda" else "1")
@@ -122,15 +114,14 @@ class Crew(AbstractContextManager["Crew"]):
                 for _ in self._ends(lambda: True):
                     pass
         finally:
-            client, local = self._client, self._local
-            self._client = self._local = None
-            for nanny in [] if local is None else list(local.workers.values()):
+            for nanny in list(self._local.workers.values()) if self._local else ():
                 nanny.auto_restart = False
                 with suppress(ProcessLookupError, TypeError):
                     os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
-            for opened in filter(None, (client, local)):
+            for opened in filter(None, (self._client, self._local)):
                 with suppress(Exception):
                     opened.close(timeout=5)
+            self._client = self._local = None
             spawn.get_preparation_data = _usual_preparation
 
     @property
@@ -175,12 +166,12 @@ class Crew(AbstractContextManager["Crew"]):
             signal.pthread_sigmask(signal.SIG_SETMASK, usual)
         spawn.get_preparation_data = _preparation
         has_page = find_spec("bokeh") is not None
-        common = {"nthreads": 1, "memory_limit": 0, "preload": ["bench.execute.worker"], "host": "127.0.0.1"}
-        common |= {"silence_logs": _NEVER}
+        here = {"host": "127.0.0.1"}
+        common = {"nthreads": 1, "memory_limit": 0, "preload": ["bench.execute.worker"], "silence_logs": _NEVER, **here}
         page = {"dashboard": has_page, "dashboard_address": "127.0.0.1:0"}
         self._local = SpecCluster(
             {i: {"cls": Nanny, "options": common | {"env": env}} for i, env in enumerate(self._workers)},
-            {"cls": Scheduler, "options": {"host": "127.0.0.1", **page}},
+            {"cls": Scheduler, "options": here | page},
             loop=runner.loop,
             silence_logs=_NEVER,  # pyright: ignore[reportArgumentType] - a level, says its documentation
         )
@@ -193,11 +184,11 @@ class Crew(AbstractContextManager["Crew"]):
         """Show what workers report within the context; workers of a cluster look there for a file in the store."""
         token = store.folder / f".{self._topic}"
         self._progress = progress
+        if self.cluster is not None:
+            with making(store.folder):
+                store.folder.mkdir(parents=True, exist_ok=True)
+                token.touch()
         try:
-            if self.cluster is not None:
-                with making(store.folder):
-                    store.folder.mkdir(parents=True, exist_ok=True)
-                    token.touch()
             yield
         finally:
             self._progress = None
@@ -205,13 +196,11 @@ class Crew(AbstractContextManager["Crew"]):
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         slot = self._slots.setdefault(event["worker"], len(self._slots))
-        if (progress := self._progress) is None:
-            return
-        if "say" in event:
+        if (progress := self._progress) is not None and "say" in event:
             progress.say(event["say"])
-        if "doing" in event:
+        elif progress is not None and "doing" in event:
             progress.doing(slot, event["doing"])
-        if "progress" in event:
+        elif progress is not None:
             progress.add(slot, Advance(*event["progress"]))
 
     def _hear_of_death(self, event: Mapping[str, Any]) -> None:
@@ -239,10 +228,7 @@ class Crew(AbstractContextManager["Crew"]):
     def train(
         self, jobs: Iterator[Job], stop: StopRequest, progress: SweepProgress
     ) -> Iterator[tuple[Block, Callable[[], bool]]]:
-        """Blocks with functions that train them, or that return how workers have ended (`bench.execute.here.train`).
-
-        A job is taken when a process is free. Once a signal asks to stop, the workers save their state and end.
-        """
+        """Blocks with functions that train them, or that return how workers have ended (`bench.execute.here.train`)."""
         if self.is_here:
             from bench.execute import here
 
@@ -279,8 +265,8 @@ def _trained(block: Block, future: Any) -> bool:
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
 
-    first = block.grid[0][0]
-    what = f"run {first.run_id}" if len(block.runs) == 1 else f"a block of {len(block.runs)} {first.opt} lanes"
+    first, count = block.first, len(block.runs)
+    what = f"run {first.run_id}" if count == 1 else f"a block of {count} {first.opt} lanes"
     try:
         ended, files = future.result()
     except KilledWorker as error:
@@ -311,10 +297,7 @@ def _connected(address: str) -> Any:
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """What a new worker process does first: it does not import the program of this process, perhaps a user's script.
-
-    Its import path begins with the suite's, so that no folder shadows it.
-    """
+    """What a new worker does first: it imports no user's script, and its import path begins with the suite's."""
     usual = _usual_preparation(name)
     usual["sys_path"] = [str(process.ROOT), *usual["sys_path"]]
     return {key: value for key, value in usual.items() if not key.startswith("init_main")}

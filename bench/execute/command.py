@@ -38,26 +38,19 @@ def results_of(
     """The results of runs in order, after training missing ones; the arguments are those of `execute`.
 
     The runs are checked (`bench.execute.blocks.check_all`, `early` at least). Torch is imported only if something is
-    left to do. Standard output is reserved for the result.
-
-    Raises:
-        UserError: as `execute`; or data are missing, or the store cannot be written.
-        KeyboardInterrupt: a signal stopped it, or the budget is spent.
+    left to do. Errors are those of `execute`; it is a KeyboardInterrupt if a signal stopped it, or the budget is spent.
     """
-    store, left = Store(configs[0].store), missing(configs)
-    stored = f"{len(configs) - len(left)} of {len(configs)} runs are stored"
+    store, left, budget = Store(configs[0].store), missing(configs), effort.budget
+    if len(left) < len(configs):
+        progress.say(f"{f'{len(configs) - len(left)} of' if left else 'all'} {len(configs)} runs are stored")
     if left:
-        budget = effort.budget
         if budget is not None:
             budget.refuse_beyond(len(left))
         check_places(list(left.values()))
-        if len(left) < len(configs):
-            progress.say(stored)
         with doing("importing torch"):
             from bench.execute.execute import execute
             from bench.train.stop import deadline
 
-        done = False
         # Pass all runs, also the stored ones: the blocks depend on all.
         with redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
             done = execute(configs, progress, effort, plan=plan, sources=sources)
@@ -65,8 +58,6 @@ def results_of(
             stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
             over = budget is not None and spent() and f"the budget of {budget.text} is spent; {stored}"
             raise KeyboardInterrupt(f"{over or 'stopped; finished runs are stored'}, and {CONTINUES}")
-    else:
-        progress.say(f"all {len(configs)} runs are stored")
     results = store.finished_all(config.run_id for config in configs)
     if lost := sum(config.run_id not in results for config in configs):
         raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the call")

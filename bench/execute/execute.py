@@ -39,21 +39,17 @@ def execute(
     A repeated command continues after an interruption: finished runs are not repeated, and a block of lanes
     continues from its checkpoint. A second process with the same runs shares the work.
 
-    Args:
-        configs: the runs, stored or not.
-        progress: shows progress.
-        effort: how they are executed.
-        plan: purpose of all runs, or of each one by id (`RunResult.plan`).
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-        crew: the processes, which stay for further runs; by default they end with these.
+    `plan` is the purpose of all runs, or of each one by id (`RunResult.plan`), `sources` are the studies that found
+    their hyperparameters (`RunResult.tuned_by`), `crew` are processes that stay for further runs.
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or there are too few devices.
         RunBroke: runs failed.
         RunFailed: the first runs failed, the disk is full or gone, or a single lane needs more memory than available.
     """
-    effort, first, stop = effort or Effort(), on_device(configs[0]), StopRequest()
-    with stop.listening(), nullcontext(crew) if crew is not None else Crew(effort, first, len(configs)) as workers:
+    effort, stop = effort or Effort(), StopRequest()
+    crew_here = nullcontext(crew) if crew is not None else Crew(effort, on_device(configs[0]), len(configs))
+    with stop.listening(), crew_here as workers:
         work = _Work(configs, progress, effort, workers, stop)
         plans = dict.fromkeys(work.left, plan) if isinstance(plan, str) else plan
         done = work.train_all(plans, sources or {})
@@ -69,26 +65,21 @@ def execute(
 
 
 class _Work:
-    """The missing runs of a request; one that fails does not stop the others.
-
-    Attributes:
-        left: the runs that have neither finished nor failed, by id.
-        broken: why runs failed, by id.
-    """
+    """The missing runs of a request; one that fails does not stop the others."""
 
     def __init__(
         self, configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, crew: Crew, stop: StopRequest
     ) -> None:
         self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
         self.store = Store(configs[0].store)
-        self.left = {config.run_id: config for config in configs}
-        self.broken = dict[str, RunBroke]()
-        self._any_finished = False
+        self.left = {config.run_id: config for config in configs}  # that have neither finished nor failed
+        self.broken = dict[str, RunBroke]()  # why runs failed
+        self._count = len(self.left)
         self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
         self._widest = inf  # lanes that fit into memory
 
     def train_all(self, plans: Mapping[str, str], sources: Sources) -> bool:
-        """Train all missing runs; False if a signal asked to stop."""
+        """Train all runs; False if a signal asked to stop."""
         blocks = self._cut()
         with self.progress.showing(len(self.left), self.crew.shares), self.crew.serving(self.progress, self.store):
             while self.stop.signal is None:
@@ -105,9 +96,9 @@ class _Work:
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
         runs, effort, crew = dict(self.left), self.effort, self.crew
-        stored = {run_id: block.runs[run_id] for run_id, block in self.store.find_all(runs).items()}
-        self._forget([run_id for run_id, run in stored.items() if run.finished])
-        self._any_finished = len(self.left) < len(runs)
+        blocks = self.store.find_all(runs)
+        stored = {run_id: block.runs[run_id] for run_id, block in blocks.items()}
+        self._forget([run_id for run_id, block in blocks.items() if block.done])
         if not self.left:
             return []
         if not crew.is_here:
@@ -156,11 +147,10 @@ class _Work:
 
         done = True
         for block, train in self.crew.train(jobs(), self.stop, self.progress):
-            run_ids, short = list(block.runs), False
+            count, short = len(block.runs), False
             try:
                 if train():
-                    self._any_finished = True
-                    self._forget(run_ids)
+                    self._forget(block.runs)
                 else:
                     done = False
             except RunBusy:
@@ -170,49 +160,42 @@ class _Work:
             except (MemoryError, RuntimeError) as error:
                 if not ran_out(error) or not block.lanes:
                     raise
-                if len(run_ids) == 1:
-                    why = f"run {run_ids[0]} alone needs more memory than available: {first_line(error)}"
+                if count == 1:
+                    why = f"run {block.first.run_id} alone needs more memory than available: {first_line(error)}"
                     raise RunFailed(why) from None
-                self._widest = min(self._widest, len(run_ids) // 2)
-                self.progress.say(
-                    f"{len(run_ids)} lanes at once need more memory than available; continuing with {self._widest}"
-                )
-                todo.clear()  # the next look at the store divides them
                 short = True
             if short:  # here, where no traceback keeps the memory
                 gc.collect()
                 give_back()
+                self._widest = min(self._widest, count // 2)
+                what = f"{count} lanes at once need more memory than available"
+                self.progress.say(f"{what}; continuing with {self._widest}")
+                todo.clear()  # the next look at the store divides them
         return done and self.stop.signal is None
 
     def _busy(self, run_ids: Collection[str]) -> set[str]:
         """The runs that other processes train, or have just finished, which are forgotten and shown."""
         stored = self.store.find_all(run_ids)
-        finished = {run_id: block for run_id, block in stored.items() if block.runs[run_id].finished}
+        finished = {run_id: block.runs[run_id] for run_id, block in stored.items() if block.done}
         if finished:
-            self._any_finished = True
             self._forget(finished)
-            self.progress.advance(0, 0, [block.runs[run_id] for run_id, block in finished.items()])
-        return {run_id for run_id, block in stored.items() if block.busy or run_id in finished}
+            self.progress.advance(0, 0, [*finished.values()])
+        return {run_id for run_id, block in stored.items() if block.busy or block.done}
 
     def _forget(self, run_ids: Collection[str]) -> None:
         for run_id in run_ids:
             self.left.pop(run_id, None)
 
     def _broke(self, error: RunBroke, block: Block, todo: deque[Block]) -> None:
-        """Keep the error for the end, or train the lanes of a block one by one.
-
-        Raises:
-            RunFailed: `MAX_BROKEN` have failed and no run has finished.
-        """
-        run_ids = list(block.runs)
-        if len(run_ids) > 1 and not isinstance(error, WorkersDied):
+        """Keep the error for the end, or train the lanes of a block one by one."""
+        if len(block.runs) > 1 and not isinstance(error, WorkersDied):
             self.progress.say(f"{error}; continuing with one run at a time")
-            self._apart.update(run_ids)
+            self._apart.update(block.runs)
             todo.extendleft(self._single(config, block) for config in reversed(block.runs.values()))
             return
-        self._forget(run_ids)
-        self.broken |= dict.fromkeys(run_ids, error)
-        if len({*self.broken.values()}) == MAX_BROKEN and not self._any_finished:
+        self._forget(block.runs)
+        self.broken |= dict.fromkeys(block.runs, error)
+        if len({*self.broken.values()}) == MAX_BROKEN and len(self.left) + len(self.broken) == self._count:
             raise RunFailed(f"the first {MAX_BROKEN} failed, the last with: {error}") from error
         if self.left:
             self.progress.say(f"{error}; continuing with the others")

@@ -15,7 +15,7 @@ from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
-from bench.process import bench_command
+from bench.process import as_options, bench_command
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -34,8 +34,7 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
     if block.lanes:
         results = train_block(block.grid, stop, progress, plan=plan, tuned_by=tuned_by, width=block.width)
         return results is not None
-    ((config,),) = block.grid
-    shown = RunInPlan(progress)
+    config, shown = block.first, RunInPlan(progress)
     try:
         if config.trainer.ranks > 1:
             result = _run_apart(config, stop)
@@ -59,14 +58,11 @@ def _run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
     if stored is not None and stored.status == "running":
         raise RunBusy(f"run {config.run_id} is in training by another process")
     settings: dict[str, Any] = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
-    with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder, "config.json"), Path(folder, "log")
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+", errors="replace") as log:
+        path = Path(folder, "config.json")
         path.write_text(json.dumps(settings), "utf-8")  # JSON is valid YAML
-        words = ["fit", "--config", str(path), "--store", str(config.store), "--data", str(config.data), "--json"]
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                bench_command(*words), stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
-            )
+        words = ["fit", "--json", *as_options({"config": path, "store": config.store, "data": config.data})]
+        process = subprocess.Popen(bench_command(*words), stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
         try:
             while process.poll() is None:
                 time.sleep(0.2)
@@ -77,11 +73,11 @@ def _run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # remaining ranks
             process.wait()
-        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        log.seek(0)
+        last = [f"exit code {process.returncode}", *log.read().strip().splitlines()][-1]
     result = store.get(config.run_id)
     if result is not None and result.finished:
         return result
     if stop.signal is not None:
         raise KeyboardInterrupt
-    last = lines[-1] if lines else f"exit code {process.returncode}"
     raise RunBroke(f"run {config.run_id} failed: {last.removeprefix('bench: error: ')}")

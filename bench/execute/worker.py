@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -75,61 +75,52 @@ def configs_of(job: Mapping[str, Any]) -> list[list[RunConfig]]:
 
 
 def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
-    """Train a block of runs: a task of Dask. Memory that is short is a MemoryError.
+    """Train a block of runs: a task of Dask, with the text of `as_job`. Memory that is short is a MemoryError.
 
-    Args:
-        text: of `as_job`, with `lanes`, `width`, `plan`, `tuned_by`, `token` and `topic`.
-
-    Returns:
-        Whether it has ended, or else was asked to stop; and, if this machine does not have the command's store, the
-        files of finished blocks, by block and name.
+    Returns whether it has ended, or else was asked to stop; and, if this machine does not have the command's store,
+    the files of finished blocks, by block and name.
     """
     job = json.loads(text)
-    places = job["places"]
-    shared = job["token"] is None or Path(places["store"], job["token"]).exists()
-    with _working(job) as (stop, progress), nullcontext() if shared else TemporaryDirectory() as folder:
-        if folder is not None:
-            places["store"] = folder
-        if not Path(places["data"]).exists():
-            places["data"] = str(place("data"))
-        block = Block(configs_of(job), job["lanes"], job["width"])
-        from bench.execute import here
-
-        try:
-            ended = here.train(block, stop, progress, job["plan"], job["tuned_by"] and TunedBy(*job["tuned_by"]))
-        except RunBroke as error:
-            if folder is not None:  # with the traceback
-                raise RunBroke(str(error).partition("; the traceback is in")[0]) from None
-            raise
-        files = dict[str, dict[str, bytes]]()
-        for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
-            files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
-        return ended, files
-
-
-@contextmanager
-def _working(job: Mapping[str, Any]) -> Iterator[tuple[StopRequest, SweepProgress]]:
-    """Take the process for a job: its stop request, and the display that reports to the command."""
     short = ""
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
-        progress = WorkerProgress(job["topic"], job["mode"])
-        stop = _stops[job["topic"]] = StopRequest()
         try:
-            with hearing(lambda what: progress.tell(doing=what)):
-                with doing("importing torch"):
-                    import bench.execute.here  # noqa: F401
-                yield stop, progress
+            return _train(job)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
             short = first_line(error)
-        finally:
-            del _stops[job["topic"]]
-        if short:  # outside, where no traceback keeps the memory
-            gc.collect()
-            give_back()
-            raise MemoryError(short)
+        gc.collect()  # outside, where no traceback keeps the memory
+        give_back()
+        raise MemoryError(short)
+
+
+def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
+    places, topic, files = job["places"], job["topic"], dict[str, dict[str, bytes]]()
+    shared = job["token"] is None or Path(places["store"], job["token"]).exists()
+    progress, stop = WorkerProgress(topic, job["mode"]), StopRequest()
+    _stops[topic] = stop
+    try:
+        with (
+            hearing(lambda what: progress.tell(doing=what)),
+            nullcontext() if shared else TemporaryDirectory() as folder,
+        ):
+            with doing("importing torch"):
+                from bench.execute import here
+            places["store"] = folder or places["store"]
+            if not Path(places["data"]).exists():
+                places["data"] = str(place("data"))
+            block = Block(configs_of(job), job["lanes"], job["width"])
+            ended = here.train(block, stop, progress, job["plan"], job["tuned_by"] and TunedBy(*job["tuned_by"]))
+            for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
+                files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
+            return ended, files
+    except RunBroke as error:
+        if shared:
+            raise
+        raise RunBroke(str(error).partition("; the traceback is in")[0]) from None  # it went with the folder
+    finally:
+        del _stops[topic]
 
 
 class WorkerProgress(SweepProgress):

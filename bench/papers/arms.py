@@ -58,18 +58,13 @@ def chosen(arms: Arms, labels: Collection[str]) -> list[Arm]:
 
 
 def series(arms: Arms, arm: Arm, *names: str) -> tuple[Array, ...]:
-    """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
+    """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table; P is at least 1.
 
     Rows are in the order of `arm.runs`. A run that ended early has NaN after its end, and everywhere if it has no such
-    table. P is at least 1.
-
-    Raises:
-        UserError: no run of the experiment has such a column, or no table has all of them.
+    table. A `UserError` if no table of the experiment has all these columns.
     """
     tables = [table for other in arms.values() for table in other.every_table]
     check_known("column", names, sorted({name for table in tables for name in table}))
-    if not any(all(name in table for name in names) for table in tables):
-        raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
     empty = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
     per_run = [
         next((t for t in arm.tables[seed].values() if len(t["step"]) and all(name in t for name in names)), empty)
@@ -104,11 +99,10 @@ def paired(*arms: Arm) -> list[list[int]]:
 
 
 def values_at(arms: Arms, arm: Arm, measure: str, first: float | None, last: float | None) -> Array:
-    """The mean of a measure over the steps from first to last, shape (S,).
+    """The mean of a measure over the steps from first to last, shape (S,); its last value if the steps are None.
 
     Without a measurement in this range, the latest one before it counts. A run that converged keeps its last value up
-    to the last step of any arm; other runs have NaN if they ended before the range does. If the steps are None, the
-    last value of every completed run counts.
+    to the last step of any arm; other runs have NaN if they ended before the range does, or did not complete.
     """
     first, last = (math.inf if step is None else step for step in (first, last))
     steps, values, at = series(arms, arm, measure, "step")
@@ -128,8 +122,7 @@ def values_at(arms: Arms, arm: Arm, measure: str, first: float | None, last: flo
 def first_reached(arms: Arms, arm: Arm, measure: str, level: tuple[float, float]) -> tuple[Array, Array, Array]:
     """When a measure is first in a range: three arrays of steps, shape (S,) each. Step 0 counts as 1.
 
-    They are the step of the first measurement there, or NaN; the earliest step at which it may have been there; the
-    last step of the measure.
+    The first measurement there, or NaN; the earliest step at which it may have been there; the measure's last step.
     """
     steps, values = series(arms, arm, measure)
     inside = np.asarray((values >= level[0]) & (values <= level[1]))

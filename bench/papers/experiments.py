@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
+from math import nan
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -12,7 +13,7 @@ from bench.config.strict_yaml import read_yaml
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms
-from bench.papers.claims import CLAIMS, judge
+from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
 from bench.text import located, why_wrong
@@ -29,13 +30,12 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
 
 
 class Claim(Described):
-    """A statement of a paper, and its test.
+    """A statement of a paper, and its test, whose arguments are the other keys.
 
     Attributes:
         name: unique in the experiment.
         paper: the paper's statement, in short; with `ours`, a statement of ours, which is not counted.
-        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. The step `at` may be a fraction
-            of its arms' budget (`at: 0.1 budget`).
+        test: a name in `bench.papers.claims.CLAIMS`. The step `at` may be a fraction of the budget (`at: 0.1 budget`).
         readings: values by argument where the text, or a threshold of ours, allows several; all are combined.
     """
 
@@ -74,12 +74,10 @@ class Quick(Described):
 class Search(Described):
     """A search for open constants at which claims hold: a full grid, chosen in advance.
 
-    Fractions of the budget keep their steps of the full version, whatever the budget is here.
-
     Attributes:
         why: which constants are open, and how the grid was chosen.
         grid: values by setting; every combination is tried. `times.<setting>` multiplies the arm's own value.
-        seeds, settings: of each point; settings override those of every arm (fewer steps, say).
+        seeds, settings: of each point; settings override those of every arm. Fractions of the budget keep their steps.
         arms, claims: those to run and to judge; all by default. Readings on other arms are left out.
     """
 
@@ -124,9 +122,7 @@ class Experiment(Described):
         """The points of the search, and the version at each; none without a search."""
         if (search := self.search) is None:
             return []
-        claims = [
-            self._in_steps(claim) for claim in self.claims if search.claims is None or claim.name in search.claims
-        ]
+        claims = [self._in_steps(claim) for claim in self.claims if claim.name in (search.claims or [claim.name])]
         versions = []
         for point in combinations(search.grid):
             version = self.changed(search.settings | point, search.seeds)
@@ -135,26 +131,19 @@ class Experiment(Described):
         return versions
 
     def changed(
-        self,
-        settings: Mapping[str, Any],
-        seeds: int | Sequence[int] | None = None,
-        arms: Mapping[str, Settings] | None = None,
+        self, settings: Settings, seeds: int | Sequence[int] | None = None, arms: Mapping[str, Settings] | None = None
     ) -> "Experiment":
         """The version with these settings in all arms and in single ones, and these seeds; for `times.` see `Search`.
 
         A number of seeds takes the experiment's own first, then the numbers after the largest.
         """
         changed = {}
-        for label, of_arm in self.arms.items():
-            arm = dict(of_arm)
+        for label, arm in self.arms.items():
+            changed[label] = dict(arm)
             for name, value in settings.items():
-                times = name.removeprefix("times.")
-                try:  # YAML reads 1e-3 as text
-                    arm[times] = value if times == name else float(arm[times]) * float(value)
-                except (KeyError, TypeError, ValueError):
-                    is_now = arm.get(times, "nothing")
-                    raise UserError(f"{name} {value}: {times} of {label} is {is_now}, not a number") from None
-            changed[label] = arm | (arms or {}).get(label, {})
+                times = name.removeprefix("times.")  # YAML reads 1e-3 as text
+                changed[label][times] = value if times == name else float(arm.get(times, nan)) * float(value)
+            changed[label] |= (arms or {}).get(label, {})
         if isinstance(seeds, int):
             after = max(self.seeds) + 1
             seeds = [*self.seeds, *range(after, after + seeds)][:seeds]
@@ -175,17 +164,10 @@ class Experiment(Described):
     def _in_steps(self, claim: Claim) -> Claim:
         """The claim with a fraction of the budget, the smallest number of steps of its arms, as steps."""
         at = claim.given.get("at")
-        if not isinstance(at, str) or not at.endswith(" budget"):
+        if not isinstance(at, str):
             return claim
-        arms = [self.common | self.arms[label] for label in claim.arms if label in self.arms]
-        budget = min((float(arm.get("trainer.max_steps") or 0) for arm in arms), default=0)
-        try:
-            step = float(at.removesuffix(" budget")) * budget
-        except ValueError:
-            step = 0.0
-        if not 0 < step <= budget:
-            raise UserError(f"{at!r} is not a fraction of its arms' trainer.max_steps; write `0.1 budget` for a tenth")
-        return claim.model_copy(update={"at": max(1, round(step))})
+        budget = min(float((self.common | self.arms[label])["trainer.max_steps"]) for label in claim.arms)
+        return claim.model_copy(update={"at": max(1, round(float(at.removesuffix(" budget")) * budget))})
 
 
 def _arms_in(arguments: Settings) -> list[str]:
@@ -211,25 +193,6 @@ def blaming(part: object) -> Iterator[None]:
 
 def load(name: str) -> Experiment:
     """The experiment of this name; a `UserError` if there is none, or it names tests, arms or claims that are not."""
-    experiment = read(name)
-    with blaming(experiments()[name]):
-        names = [claim.name for claim in experiment.claims]
-        if len(set(names)) < len(names):
-            raise UserError(f"two claims have the name {max(names, key=names.count)!r}; names must differ")
-        for claim in experiment.claims:
-            with blaming(f"claim {claim.name}"):
-                check_known("claim test", [claim.test], CLAIMS)
-                check_known("arm", claim.arms, experiment.arms)
-                experiment.arguments(claim)
-        for arms in (experiment.quick.arms, *(panel.arms or [] for panel in experiment.figure.panels)):
-            check_known("arm", arms, experiment.arms)
-        if experiment.search:
-            check_known("claim", experiment.search.claims or [], names)
-    return experiment
-
-
-def read(name: str) -> Experiment:
-    """The experiment of this name; its settings are not checked."""
     check_known("experiment", [name], experiments())
     path = experiments()[name]
     content = read_yaml(path)
@@ -243,6 +206,9 @@ def read(name: str) -> Experiment:
             first = error.errors()[0]
             raise UserError(f"{': '.join(map(str, located(first, content)))}: {why_wrong(first['msg'])}") from None
         arms = {label: _with_tuned(label, experiment.common, arm) for label, arm in experiment.arms.items()}
+        for claim in experiment.claims:  # before anything is trained
+            with blaming(f"claim {claim.name}"):
+                check_known("arm", claim.arms, arms)
         return experiment.model_copy(update={"arms": arms})
 
 

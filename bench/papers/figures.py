@@ -1,21 +1,17 @@
-"""Figures of experiments: the panels that their YAML names, and the map of a search."""
+"""Figures of experiments: the panels that their YAML names."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm, Arms, chosen, series
-from bench.papers.verdicts import Finding
 from bench.plots import panels
 from bench.plots.means import Points, finite, held, mean_panel
-from bench.plots.panels import WORDS, Figure, titled
-from bench.plots.theme import BASE
-from bench.text import CONVERGED, clean
+from bench.plots.panels import WORDS, Figure
+from bench.text import CONVERGED
 
 LABELS = WORDS | {
     "step": "optimizer steps t",
@@ -32,22 +28,17 @@ LABELS = WORDS | {
 }
 
 
-class Described(NoBooleans):
+class Described(BaseModel):
     """A part of an experiment's YAML; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Panel(Described):
-    """One pair of axes.
+    """One pair of axes: column `y`, logarithmic axes `log`, a title, and labels of the shown arms (default: all).
 
-    Attributes:
-        y: column.
-        log: the axes that are logarithmic.
-        title: shown above the panel.
-        arms: labels of the shown arms; all by default.
-        strip: prefix that the legend omits from labels, so that panels of two methods share legend entries.
-        smooth: steps of a running mean, for noisy losses of batches.
+    The legend omits the prefix `strip` of labels, so that panels of two methods share entries. `smooth` are the steps
+    of a running mean, for noisy losses of batches.
     """
 
     y: str
@@ -66,10 +57,9 @@ class FigureSpec(Described):
 
 
 def describe(spec: FigureSpec, arms: Arms, note: str = "") -> Figure:
-    """The figure of arms, with a note. Equal labels in different panels share a look and a legend entry.
+    """The figure of arms, with a note; a `UserError` if arms lack runs or columns, or labels do not distinguish them.
 
-    Raises:
-        UserError: an arm is unknown, has no runs or lacks a column; labels do not distinguish arms.
+    Equal labels in different panels share a look and a legend entry.
     """
     drawn = [_drawn(panel, arms, note) for panel in spec.panels]
     return Figure(drawn, {name: name for panel in drawn for name in panel.names}, ordered=spec.ordered)
@@ -102,30 +92,3 @@ def _smooth(line: Points, window: int) -> Points:
     """Running means over so many rows."""
     x, y = (np.convolve(values, np.full(window, 1 / window), "valid") for values in line)
     return x, y
-
-
-_COLOURS = {"holds": "#009E73", "faster than claimed": "#0072B2", "undecided": "#999999", "fails": "#D55E00"}
-
-
-def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> dict[str, Any]:
-    """The findings by point of a search and claim in Vega-Lite: a mark for each claim at each point."""
-    first = region[0][0]
-    names = [key for key in first if any(at[key] != first[key] for at, _ in region)]
-    rows = [
-        {"at": ", ".join(str(at[key]) for key in names), "claim": clean(name), "verdict": finding.verdict}
-        for at, findings in region
-        for name, finding in findings.items()
-    ]
-    nominal = {"type": "nominal", "sort": None}
-    verdict = {"field": "verdict", "type": "nominal", "scale": {"domain": [*_COLOURS]}, "legend": {"orient": "top"}}
-    return BASE | {
-        "data": {"values": rows},
-        "mark": {"type": "point", "filled": True, "size": 90},
-        "encoding": {
-            "x": {"field": "at", "title": ", ".join(name.removeprefix("task.") for name in names), **nominal},
-            "y": {"field": "claim", "title": None, "axis": {"grid": True, "labelLimit": 400}, **nominal},
-            "color": verdict | {"scale": {"domain": [*_COLOURS], "range": [*_COLOURS.values()]}},
-            "shape": verdict,
-        },
-        "title": titled("A mark for each claim at each combination of the constants, with Holm's correction.", 500),
-    }

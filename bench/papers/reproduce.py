@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from bench.execute.command import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
 from bench.papers.experiments import Experiment, Settings, blaming, load
-from bench.papers.figures import constants_map, describe
+from bench.papers.figures import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
 from bench.plots.theme import write_pictures
@@ -27,7 +26,6 @@ from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import Columns
-from tasks.core.extras import not_installed
 
 ArmRun = tuple[str, RunConfig]
 """A run of an experiment: the label of its arm, and its configuration."""
@@ -36,7 +34,7 @@ ArmRun = tuple[str, RunConfig]
 class Request(NamedTuple):
     """The experiment with all changes, its runs seed by seed, and constants, experiment and runs of each point.
 
-    `altered` says whether the command line gave settings that may change results, or fewer seeds than the YAML.
+    `altered`: the command line gave settings that may change results, or fewer seeds than the YAML.
     """
 
     experiment: Experiment
@@ -75,44 +73,30 @@ def ask(name: str, places: Settings, version: Version) -> Request:
 
     altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
     altered = altered or (version.count is not None and version.count < len(full.seeds))
-    points = [(at, *planned(there)) for at, there in full.at_points()] if version.search else []
+    points = [(at, *planned(variant)) for at, variant in full.at_points()] if version.search else []
     return Request(*planned(full.small() if version.quick else full), points, altered)
 
 
-def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction | None:
-    """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
+def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction:
+    """Run an experiment, and write figure, claims and page into a folder.
 
-    Args:
-        name: of `experiments()`.
-        folder: of the output; created if needed.
-        places: data, store and device.
-        version: small or whole, with or without search, and the changes.
-        effort: how the runs are trained.
-
-    Raises:
-        UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
+    `places` are data, store and device. A `UserError` if the experiment or a setting is unknown or data are missing.
     """
     with doing("reading the experiment"):
         request = ask(name, places, version)
-        configs, experiment = [config for _, config in request.every], request.experiment
-        if any(config.task_spec.family == "theory" for config in configs) and not find_spec("clarabel"):
-            raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
+        configs = [config for _, config in request.every]
     check_output(folder)
-    progress = SweepProgress("runs", configs[0].task_spec.mode)
-    if results_of(configs, progress, effort, plan=f"experiment {name}") is None:
-        return None
+    results_of(configs, SweepProgress("runs", configs[0].task_spec.mode), effort, plan=f"experiment {name}")
     arms, without = collect(request.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
-    region = over_points([(at, _judged(there, collect(runs)[0])) for at, there, runs in request.points])
-    findings = corrected(_judged(experiment, arms))
-    result = Reproduction(name, experiment, version, findings, arms, without, region, request.altered)
+    region = over_points([(at, _judged(variant, collect(runs)[0])) for at, variant, runs in request.points])
+    findings = corrected(_judged(request.experiment, arms))
+    result = Reproduction(name, request.experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):
-        figure = describe(experiment.figure, arms, "quick version, no evidence" * version.quick)
+        figure = describe(request.experiment.figure, arms, "quick version, no evidence" * version.quick)
         write_pictures(figure.spec(live=False), folder / "figure")
-        if region:
-            write_pictures(constants_map(region), folder / "map")
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result
@@ -125,13 +109,14 @@ def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]
     """
     store = Store(arm_runs[0][1].store)
     stored = store.finished_all(config.run_id for _, config in arm_runs)
-    present = [(label, config.seed, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
-    without = {seed: f"{n} is {why}" for _, seed, run in present for n, why in run.unsolved.items()}
-    kept = [(label, run) for label, seed, run in present if seed not in without]
-    return {
-        label: Arm.of_each(label, [(run, _tables(store, run)) for of, run in kept if of == label])
-        for label in dict.fromkeys(label for label, _ in kept)
-    }, without
+    runs = [(label, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
+    without = {run.config["seed"]: f"{n} is {why}" for _, run in runs for n, why in run.unsolved.items()}
+    of_arms: dict[str, list[RunResult]] = {}
+    for label, run in runs:
+        if run.config["seed"] not in without:
+            of_arms.setdefault(label, []).append(run)
+    arms = {label: Arm.of_each(label, [(run, _tables(store, run)) for run in of]) for label, of in of_arms.items()}
+    return arms, without
 
 
 def _judged(experiment: Experiment, arms: Arms) -> dict[str, Finding]:
@@ -150,11 +135,11 @@ def over_points(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> lis
 
 def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
     """A run's tables, with `relative_norm_W` (||W|| / ||W_mm||), and its evaluations as the table `validations`."""
-    norm, tables, rows = dict(run.facts.get("att_svm") or {}).get("norm"), store.tables(run.run_id), run.validations
-    tables = {
-        kind: table | ({"relative_norm_W": table["norm_W"] / norm} if norm and "norm_W" in table else {})
-        for kind, table in tables.items()
-    }
+    tables, rows = dict(store.tables(run.run_id)), run.validations
+    if (norm := dict(run.facts.get("att_svm") or {}).get("norm")) and "norm_W" in (
+        measured := tables.get("measurements", {})
+    ):
+        tables["measurements"] = measured | {"relative_norm_W": measured["norm_W"] / norm}
     columns = {
         name if name in ("step", "train_s") else f"val_{name}": np.array([row.get(name) for row in rows], float)
         for name in dict.fromkeys(name for row in rows for name in row)

@@ -10,13 +10,13 @@ from typing import Any
 
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
-from bench.papers.verdicts import Finding, said
+from bench.papers.verdicts import Finding, page_word
 from bench.process import as_options
 from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
-from bench.store.record import RunResult
-from bench.text import cell, counted, duration, plain
+from bench.store.record import RunResult, made_on
+from bench.text import cell, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
@@ -33,17 +33,12 @@ class Version:
     quick: bool = False
     search: bool = False
     seeds: int | Sequence[int] | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Settings = field(default_factory=dict)
 
     @property
     def count(self) -> int | None:
         """The number of seeds, if it was given."""
         return self.seeds if isinstance(self.seeds, int | None) else len(self.seeds)
-
-    @property
-    def changed(self) -> bool:
-        """Whether this is not the experiment as its YAML defines it, small or whole."""
-        return bool(self.changes) or self.seeds is not None
 
     @property
     def words(self) -> str:
@@ -70,6 +65,18 @@ class Reproduction:
     altered: bool = False
 
     @property
+    def runs(self) -> list[RunResult]:
+        """The runs of all arms."""
+        return [run for arm in self.arms.values() for run in arm.runs.values()]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Why the runs are less than the paper's."""
+        parts = sorted({run.part for run in self.runs if run.part})
+        size = [f"smaller than the paper's: {self.experiment.undersized}"] if self.experiment.undersized else []
+        return [*(f"not the whole task: {part}." for part in parts), *size]
+
+    @property
     def small(self) -> bool:
         """Whether data, steps, model or seeds were reduced, so that no claim is settled."""
         return bool(self.version.quick or self.altered or self.remarks)
@@ -81,28 +88,7 @@ class Reproduction:
             finding = self.findings[claim.name]
             readings = [reading.verdict for reading in finding.readings.values()]
             region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
-            yield said(finding.verdict, readings, region, small=self.small), claim, finding
-
-    @property
-    def runs(self) -> list[RunResult]:
-        """The runs of all arms."""
-        return [run for arm in self.arms.values() for run in arm.runs.values()]
-
-    @property
-    def parts(self) -> list[str]:
-        """The trained parts of the task, for runs that are not on all of it (`RunResult.part`)."""
-        return sorted({run.part for run in self.runs if run.part})
-
-    @property
-    def remarks(self) -> list[str]:
-        """Why the runs are less than the paper's."""
-        size = [f"smaller than the paper's: {self.experiment.undersized}"] if self.experiment.undersized else []
-        return [*(f"not the whole task: {part}." for part in self.parts), *size]
-
-    @property
-    def machines(self) -> list[dict[str, Any]]:
-        """The environments of the runs, without the width of their blocks."""
-        return _distinct({name: x for name, x in run.environment.items() if name != "width"} for run in self.runs)
+            yield page_word(finding.verdict, readings, region, small=self.small), claim, finding
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,30 +98,19 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything except the curves, as strict JSON."""
     experiment = result.experiment
-    return plain(
-        {
-            "experiment": result.name,
-            "title": experiment.title,
-            "paper": experiment.paper,
-            "quick": result.version.quick,
-            "changes": dict(result.version.changes),
-            "small_run": result.small,
-            "undersized": experiment.undersized,
-            "seeds": experiment.seeds,
-            "seeds_left_out": dict(result.without),
-            "parts": result.parts,
-            "correction": CORRECTION,
-            "notes": experiment.notes,
-            "claims": [
-                {"said": verdict} | claim.model_dump() | experiment.arguments(claim) | asdict(finding)
-                for verdict, claim, finding in result.claims
-            ],
-            "search": [{"at": at, **{name: asdict(f) for name, f in found.items()}} for at, found in result.region],
-            "environments": result.machines,
-            "versions": _distinct(run.versions for run in result.runs),
-            "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
-        }
+    about = {"experiment": result.name, "quick": result.version.quick, "changes": dict(result.version.changes)}
+    about |= {name: getattr(experiment, name) for name in ("title", "paper", "undersized", "seeds", "notes")}
+    about |= {"small_run": result.small, "seeds_left_out": dict(result.without), "correction": CORRECTION}
+    about["claims"] = [
+        {"said": verdict} | claim.model_dump() | experiment.arguments(claim) | asdict(finding)
+        for verdict, claim, finding in result.claims
+    ]
+    about["search"] = [{"at": at, **{name: asdict(f) for name, f in of.items()}} for at, of in result.region]
+    about["environments"] = _distinct(
+        {name: x for name, x in run.environment.items() if name != "width"} for run in result.runs
     )
+    about["versions"] = _distinct(run.versions for run in result.runs)
+    return plain(about | {"runs": {label: [r.run_id for r in arm.runs.values()] for label, arm in result.arms.items()}})
 
 
 def page(result: Reproduction) -> str:
@@ -149,18 +124,26 @@ def page(result: Reproduction) -> str:
         parts += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**"]
     parts += [f"**{remark[0].upper()}{remark[1:]}**" for remark in result.remarks]
     parts += ["![figure](figure.png)", "## Claims", f"{CORRECTION} {CONSEQUENCE}"]
-    claims = [(verdict, claim.name, claim.statement, finding) for verdict, claim, finding in result.claims]
-    parts += [_findings("the paper's statement, in short", claims)]
+    statements = [(word, c.name, c.statement, f.text, _effect(f)) for word, c, f in result.claims]
+    parts += [_findings("the paper's statement, in short", statements)]
     readings = [
-        (of_reading.verdict, claim.name, reading, of_reading)
+        (of.verdict, claim.name, words, of.text, _effect(of))
         for _, claim, finding in result.claims
-        for reading, of_reading in finding.readings.items()
+        for words, of in finding.readings.items()
     ]
     if readings:
-        parts += ["## Readings", "Where the text, or our threshold, allows several readings."]
-        parts += [_findings("reading", readings)]
+        parts += ["## Readings", "Where the text, or our threshold, allows several.", _findings("reading", readings)]
     if result.region and experiment.search:
-        parts += ["## Where the claims hold", experiment.search.why, "![map](map.png)", *_region(result)]
+        names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
+        points = [
+            (" ".join(as_options(at)), *(of[name].verdict if name in of else "no solution" for name in names))
+            for at, of in result.region
+        ]
+        parts += ["## Where the claims hold", experiment.search.why, _table([_code("open constants"), *names], points)]
+        for name, *verdicts in zip(names, *(row[1:] for row in points), strict=True):
+            counts = ", ".join(f"{verdict} at {n}" for verdict, n in Counter(verdicts).most_common())
+            here = result.findings[name].verdict
+            parts += [f"`{name}`: {counts} of {len(points)} points; {here} in the experiment itself."]
     rows = [
         (
             label,
@@ -178,26 +161,7 @@ def page(result: Reproduction) -> str:
     parts += [f"All arms: `{' '.join(as_options(shared))}`."]
     parts += [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()]
     parts += ["\n".join(f"* {note}" for note in experiment.notes)] * bool(experiment.notes)
-    lines = []
-    for machine in result.machines:
-        values = {name: counted(x, name[:-1]) if name in ("cores", "threads") else x for name, x in machine.items()}
-        lines.append(f"Machine: {', '.join(str(value) for name, value in values.items() if machine[name])}.")
-    for versions in _distinct(run.versions for run in result.runs):
-        lines.append(f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.")
-    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
-
-
-def _region(result: Reproduction) -> Iterator[str]:
-    """Verdicts by point of the search, and their counts by claim."""
-    names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
-    rows = [
-        (" ".join(as_options(at)), *(findings[name].verdict if name in findings else "no solution" for name in names))
-        for at, findings in result.region
-    ]
-    yield _table([_code("open constants"), *names], rows)
-    for k, name in enumerate(names, 1):
-        counts = ", ".join(f"{verdict} at {n}" for verdict, n in Counter(row[k] for row in rows).most_common())
-        yield f"`{name}`: {counts} of {len(rows)} points; {result.findings[name].verdict} in the experiment itself."
+    return "\n\n".join([*parts, f"Machines and versions: {made_on(result.runs)}."]) + "\n"
 
 
 def _table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:
@@ -208,10 +172,9 @@ def _code(title: str) -> Column:
     return Column(title, title, markup="code")
 
 
-def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> str:
-    """A table of findings: the verdict, the name of the claim and `what` come first."""
-    columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
-    return _table(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows])
+def _findings(what: str, rows: Iterable[Sequence[Any]]) -> str:
+    head = Column("verdict", "verdict", markup="strong")
+    return _table([head, "claim", what, "here", "effect, 95 % interval over seeds"], rows)
 
 
 def _effect(finding: Finding) -> str:

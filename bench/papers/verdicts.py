@@ -16,8 +16,7 @@ from bench.text import cell
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "faster than claimed", "undecided", "holds")
 LEVEL = 0.05
-"""Upper bound on the probability of any false verdict among the claims of an experiment; of the readings of one claim,
-and of the points of a search for one."""
+"""Probability of any false verdict among the claims of an experiment, readings of a claim, or points of a search."""
 READING = "decided by our reading"
 CONSTANTS = "depends on unpublished constants"
 _WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
@@ -27,7 +26,7 @@ def _of_small_run(word: str) -> str:
     return "small run: " + "points to " * (word in _WORDS[:3]) + word
 
 
-SAID = (*_WORDS, *map(_of_small_run, _WORDS))
+PAGE_WORDS = (*_WORDS, *map(_of_small_run, _WORDS))
 """Verdicts on a page, and those of small runs, which settle no claim."""
 Key = TypeVar("Key", bound=Hashable)
 
@@ -57,7 +56,7 @@ Part = tuple[float, Finding]
 def together(parts: Iterable[Part]) -> Finding:
     """Combine parts: holds if all hold, fails if one fails; numbers of the worst, by verdict, then by how far inside.
 
-    The failure of one part is subject to Bonferroni's correction over the parts; that all hold needs no correction.
+    That one part fails is subject to Bonferroni's correction over the parts; that all hold needs none.
     """
     parts = list(parts)
     _, worst = min(parts, key=lambda part: (_WORST_FIRST.index(part[1].verdict), part[0]))
@@ -67,26 +66,16 @@ def together(parts: Iterable[Part]) -> Finding:
 
 
 def within(
-    x: Interval | None,
-    low: float,
-    high: float,
-    unit: str,
-    text: str,
-    *,
-    shown: Interval | None = None,
-    ties: bool = True,
-    limit: Verdict = "holds",
-    faster: Literal["above", "below"] | None = None,
-    least: Interval | None = None,
+    x: Interval | None, low: float, high: float, unit: str, text: str, *, shown: Interval | None = None,
+    ties: bool = True, limit: Verdict = "holds", faster: str | None = None, least: Interval | None = None,
     most: Interval | None = None,
-) -> Part:
+) -> Part:  # fmt: skip
     """Whether the mean, with interval x (None if a run has no value), is in [low, high].
 
-    `text` is the sentence without the number of seeds, `shown` the interval in the unit of the effect, if x has another
-    one. `least` and `most` are intervals of the smallest and largest possible value, if x has its ends from them.
-    Without `ties`, an interval that ends exactly at the bound 0 is not inside. `limit` is the best possible verdict;
-    "fails" if another condition fails with every seed, whose level is that of a sign test, 2^-n; if the interval fails
-    too, twice the smaller level (Bonferroni). `faster` is the side of the range on which a rate is faster than claimed.
+    `text` is the sentence without the number of seeds, `shown` the interval in the unit of the effect. `least` and
+    `most` are intervals of the smallest and largest possible value, if x has its ends from them. Without `ties`, an
+    interval that ends exactly at 0 is not inside. `limit` is the best possible verdict; "fails" if another condition
+    fails with every seed, at the level of a sign test, 2^-n. `faster` is the side on which a rate is faster.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -130,13 +119,13 @@ def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
     standing = next((i for i, p in enumerate(levels) if p > LEVEL / (count - i)), count)
     bar = LEVEL / (count - standing) if standing < count else LEVEL
 
-    def after(finding: Finding) -> Finding:
-        if finding.p is None or finding.p <= bar:
-            return finding
-        aside = f"; {finding.verdict} without correction (p = {finding.p:.2g}), not with Holm's correction over {count}"
-        return replace(finding, verdict="undecided", text=finding.text + aside, p=None)
-
-    return {key: after(finding) for key, finding in findings.items()}
+    after = dict(findings)
+    for key, finding in findings.items():
+        if finding.p is not None and finding.p > bar:
+            alone = f"{finding.text}; {finding.verdict} without correction (p = {finding.p:.2g})"
+            text = f"{alone}, not with Holm's correction over {count}"
+            after[key] = replace(finding, verdict="undecided", text=text, p=None)
+    return after
 
 
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
@@ -156,11 +145,11 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     return Finding(verdict, None, None, None, "", text, p, findings)
 
 
-def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
-    """A verdict in the words of a page, one of `SAID`; with its readings and its verdicts at the points of a search.
+def page_word(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
+    """A verdict in the words of a page, one of `PAGE_WORDS`.
 
-    Such verdicts contradict each other if some are failures and others are not; undecided ones do not count. `small`
-    says that data, steps, model or seeds were reduced, so that the paper's claim is not settled.
+    The verdicts of its readings, or at the points of a search, contradict each other if some are failures and others
+    are not; undecided ones do not count. `small`: data, steps, model or seeds were reduced, so no claim is settled.
     """
     word = verdict
     for why, verdicts in ((CONSTANTS, [*region, verdict]), (READING, readings)):

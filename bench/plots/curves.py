@@ -35,17 +35,14 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
     """A column of the curve, the measurements or the evaluations (also named `val_...`): means with t-intervals.
 
     The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`. `x` is a key of
-    `X_AXES`.
-
-    Raises:
-        UserError: no run has this column.
+    `X_AXES`. UserError if no run has this column.
     """
     panels, known, loss = [], set[str](), column in ("loss", f"{EVALUATED}loss")
     for problem, entries in collected.problems.items():
         lines = dict[str, list[Points | None]]()
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
-            runs, tables = [*entry.runs.values()], collected.every(entry)
+            runs, tables = [*entry.runs.values()], [*collected.read(entry).values()]
             known = known.union(*(names_of(of_run, run.validations) for of_run, run in zip(tables, runs, strict=True)))
             points = [points_of(of_run, column, run.validations) for of_run, run in zip(tables, runs, strict=True)]
             points = held(points, [run.status == "completed" for run in runs])
@@ -66,11 +63,7 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
 def of_runs(
     title: str, runs: Sequence[tuple[str, str, Mapping[str, Columns], Sequence[Mapping[str, Any]]]], column: str
 ) -> Figure:
-    """A column as for `curves`, a line for each run; `runs` are name, optimizer, tables and evaluations of each.
-
-    Raises:
-        UserError: no run has this column.
-    """
+    """A column as for `curves`, a line for each run; `runs` are name, optimizer, tables and evaluations of each."""
     lines = {name: [points_of(tables, column, rows)] for name, _, tables, rows in runs}
     if not any(line for (line,) in lines.values()):
         raise no_column(column, {known for *_, tables, rows in runs for known in names_of(tables, rows)})
@@ -143,7 +136,7 @@ def attention(collected: Collected) -> Figure:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
     panels = []
     for problem, entries in collected.problems.items():
-        tables = {entry.name: collected.every(entry) for entry in entries}
+        tables = {entry.name: [*collected.read(entry).values()] for entry in entries}
         for name, words in SHOWN.items():
             measured = {row: [over_heads(run, name) for run in runs] for row, runs in tables.items()}
             lines = {row: [line and finite(*line) for line in runs] for row, runs in measured.items() if any(runs)}

@@ -62,9 +62,7 @@ def mean_panel(
 ) -> Panel:
     """A panel of means over seeds, for each name at the steps at which all its runs have values.
 
-    `lines` has the points of each run by name, `facts` are further notes. Values that are far apart are on a
-    logarithmic axis, unless `log_y` says. Lines above `cut` times the highest initial value leave the panel, so that
-    they do not hide others.
+    `facts` are further notes. Lines above `cut` times the highest initial value leave the panel.
     """
     runs = {name: some for name, of in lines.items() if (some := [line for line in of if line is not None])}
     common = {name: at_common_steps(of) for name, of in runs.items()}

@@ -41,44 +41,30 @@ _DRAG = "[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!"
 
 
 class Line(NamedTuple):
-    """The points of a line, shape (P,); NaN in y interrupts it. Lines of the same name look the same.
-
-    `low` and `high` are the ends of its band; infinite ones reach the edge of the panel. `about` has further columns of
-    its rows.
-    """
+    """The points of a line, shape (P,); NaN in y interrupts it. Lines of the same name look the same."""
 
     name: str
     x: Array
     y: Array
-    low: Array | None = None
+    low: Array | None = None  # ends of its band; infinite ones reach the edge of the panel
     high: Array | None = None
-    about: Mapping[str, Any] = {}
+    about: Mapping[str, Any] = {}  # further columns of its rows
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with lines; without any, the notes say why.
+    """A pair of axes with lines; without any, the notes say why."""
 
-    Attributes:
-        title, x, y: quantity and problem; labels of the axes, with units.
-        log: which axes are logarithmic: "", "x", "y" or "xy".
-        notes: meaning of bands, number of seeds, exclusions.
-        limits: of the values of lines; None for limits from the data.
-        marks: whether each point has a marker.
-        ticks: words at x = 0, 1, ..., if x is no quantity.
-        problem: its name, if it shows one.
-    """
-
-    title: str
-    x: str
+    title: str  # quantity and problem
+    x: str  # labels of the axes, with units
     y: str
-    log: str = ""
+    log: str = ""  # which axes are logarithmic: "", "x", "y" or "xy"
     lines: Sequence[Line] = ()
-    notes: Sequence[str] = ()
-    limits: tuple[float, float] | None = None
-    marks: bool = False
-    ticks: Sequence[str] = ()
-    problem: str = ""
+    notes: Sequence[str] = ()  # meaning of bands, number of seeds, exclusions
+    limits: tuple[float, float] | None = None  # of the values of lines; None for limits from the data
+    marks: bool = False  # whether each point has a marker
+    ticks: Sequence[str] = ()  # words at x = 0, 1, ..., if x is no quantity
+    problem: str = ""  # its name, if it shows one
 
     @property
     def names(self) -> list[str]:
@@ -132,16 +118,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, two a row, with one legend and their notes; those without lines are not drawn.
-
-    `series` has all names, drawn or not, in the legend's order, with the optimizer of each; `ours` are the reader's own
-    optimizers. `ordered` names are levels of one quantity.
-    """
+    """Panels, two a row, with one legend and their notes; those without lines are not drawn."""
 
     panels: Sequence[Panel]
-    series: Mapping[str, str] = field(default_factory=dict)
-    ours: frozenset[str] = frozenset()
-    ordered: bool = False
+    series: Mapping[str, str] = field(default_factory=dict)  # the optimizer of each name, drawn or not, in order
+    ours: frozenset[str] = frozenset()  # the reader's own optimizers
+    ordered: bool = False  # whether names are levels of one quantity
 
     @property
     def drawn(self) -> list[Panel]:

@@ -8,18 +8,19 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from bench import __version__
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
 from bench.boards.entries import Problem
 from bench.boards.explain import explained
-from bench.boards.headline import headlines
-from bench.boards.matrix import matrix, short_names
+from bench.boards.matrix import headlines, matrix, our_names, short_names
 from bench.plots.charts import CHARTS
 from bench.plots.curves import curves
 from bench.plots.panels import Figure, isolate
 from bench.plots.theme import CONFIG, script_json, vega
-from bench.results.render import heading, is_numeric, telling, template, word_in
+from bench.results.render import heading, is_numeric, telling, word_in
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Table
 from bench.store.stores import Stores
@@ -40,11 +41,10 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     charts = [chart for kind, figure in figures.items() for chart in _charts(kind, figure)]
     damaged += len({*collected.damaged})  # boards and charts may have found more
     rows = matrix(collected)
-    opts = {entry.name: entry.opt for entry in collected.chosen}
-    ours = [name for name in rows if opts.get(name) in collected.ours]
+    ours = our_names(collected) & rows.keys()
     shorter = short_names(problems)
     theirs = {problem for problem in problems if ours and not any(problem in rows[name] for name in ours)}
-    made = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
+    explanations = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
     headline = dict(headlines(collected))
     sections = [
         {
@@ -56,7 +56,7 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
             "headline": headline[problem.name],
             "charts": [chart for chart in charts if chart["problem"] == problem.name],
             "tables": [*_tables(boards, problem, problems)],
-            "made": [row for row in made if row["problem"] == problem.name],
+            "explanations": [row for row in explanations if row["problem"] == problem.name],
         }
         for i, problem in enumerate(problems)
     ]
@@ -64,8 +64,10 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     def row_of(row: Mapping[str, Any]) -> int | None:
         return next((place_of[run_id] for run_id in row.get("run_ids", ()) if run_id in place_of), None)
 
-    filters = {"digest": _digest, "clean": cell, "heading": heading, "key": _sort_key, "is_numeric": is_numeric}
-    return template("bench.plots", "report.html.j2", **filters).render(
+    loader = PackageLoader("bench.plots", ".")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"digest": _digest, "clean": cell, "heading": heading, "key": _sort_key, "is_numeric": is_numeric}
+    return pages.get_template("report.html.j2").render(
         version=__version__,
         vega=vega(),
         data=script_json({"charts": {chart["key"]: chart["data"] for chart in charts}, "config": CONFIG}),

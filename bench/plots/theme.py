@@ -70,11 +70,10 @@ class Look(NamedTuple):
 
 
 def looks(series: Mapping[str, str], ours: Iterable[str] = (), ordered: bool = False) -> dict[str, Look]:
-    """A look for each name.
+    """A look for each name of an optimizer; settings of one are shades of its colour with different dashes.
 
-    A built-in optimizer has its own colour and dash; others take the remaining ones in order. Several settings of an
-    optimizer are shades of its colour with different dashes. `series` has the optimizer of each name. The reader's own
-    are first, and strong. `ordered` names, levels of one quantity, have colours from dark to light.
+    A built-in optimizer has its own colour and dash; others take the remaining ones in order. The reader's own are
+    first, and strong. `ordered` names, levels of one quantity, have colours from dark to light.
     """
     if ordered:
         steps = (len(_VIRIDIS) - 1) / max(1, len(series) - 1)

@@ -1,7 +1,6 @@
 """Groups: runs that differ only in their seeds, and the measures that compare them.
 
-The rows of boards, the points of sweeps, the fresh runs of studies and the arms of papers are groups. A run that
-diverged has no value, which is worse than every number. Runs of equal seeds are paired.
+A run that diverged has no value, which is worse than every number. Runs of equal seeds are paired.
 """
 
 import math
@@ -65,19 +64,14 @@ def seed_of(run: RunResult) -> Seed:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run, by which groups are compared.
+    """A number of a run, by which groups are compared; positive on a logarithmic scale."""
 
-    `words` describe it with its split; smaller ("min") or larger ("max") values are better; on a logarithmic scale they
-    are positive. `of` gives the value of a run; None, if it has none, is worse than every number. `often` says what it
-    means to have a value more, or less, often; `ends` are the smallest and largest possible value.
-    """
-
-    words: str
+    words: str  # description with its split
     mode: Mode
     log: bool
-    of: Callable[[RunResult], End]
-    often: tuple[str, str] = OFTEN
-    ends: tuple[float, float] = (-math.inf, math.inf)
+    of: Callable[[RunResult], End]  # the value of a run; None, if it has none, is worse than every number
+    often: tuple[str, str] = OFTEN  # what it means to have a value more, or less, often
+    ends: tuple[float, float] = (-math.inf, math.inf)  # the smallest and largest possible value
 
     def values(self, group: Group, seeds: Iterable[Seed] | None = None) -> list[End]:
         """The values of a group's runs, in the order of all its seeds or of these."""
@@ -130,12 +124,8 @@ def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool =
 def mean_interval(
     values: Iterable[End], log: bool = False, ends: tuple[float, float] = (-math.inf, math.inf)
 ) -> Interval | None:
-    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing or there are none.
-
-    The interval is cut at the smallest and largest possible value.
-    """
-    every = list(values)
-    present = [value for value in every if value is not None]
-    if not present or len(present) < len(every):
+    """Mean with its t-interval, cut at the ends; geometric on a logarithmic scale; None if a value is missing."""
+    numbers = [math.nan if value is None else value for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
         return None
-    return stats.within(stats.geometric_interval(present) if log else stats.t_interval(present), *ends)
+    return stats.within(stats.geometric_interval(numbers) if log else stats.t_interval(numbers), *ends)

@@ -85,9 +85,8 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
 
     file, color = io.StringIO(), "standard" if styled else None
     size: dict[str, Any] = {"width": wide, "height": max(1, len(lines))}  # else rich asks the terminal for both
-    console = Console(
-        file=file, force_terminal=styled, force_jupyter=False, color_system=color, legacy_windows=False, **size
-    )
+    size |= {"force_terminal": styled, "force_jupyter": False, "legacy_windows": False}
+    console = Console(file=file, color_system=color, **size)
     needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, cols, strict=True)]
     for k, group in enumerate(_groups(needed, cols, wide)):
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
@@ -140,13 +139,10 @@ def markdown_table(table: Table) -> list[str]:
     """A table's lines as Markdown, without title and notes."""
 
     def word(column: Column, row: Row) -> str:
-        shown, markup = word_in(column, row), column.markup
-        if row.get(column.key) is None or markup is None:
-            return in_markdown(shown)
-        if callable(markup):
-            return markup(shown)
-        code = shown.replace("`", "'").replace("|", "\\|")
-        return f"**{in_markdown(shown)}**" if markup == "strong" else f"`{code}`"
+        shown = word_in(column, row)
+        if column.markup == "code" and row.get(column.key) is not None:
+            return "`" + shown.replace("`", "'").replace("|", "\\|") + "`"
+        return f"**{in_markdown(shown)}**" if column.markup == "strong" else in_markdown(shown)
 
     head = [in_markdown(heading(c)) for c in table.columns]
     rule = ["---:" if _is_right(c, table.rows) else "---" for c in table.columns]
@@ -154,11 +150,11 @@ def markdown_table(table: Table) -> list[str]:
     return [*(f"| {' | '.join(words)} |" for words in lines), *["", "no rows"] * (not table.rows)]
 
 
-def markdown(boards: Sequence[Board], level: int = 2) -> str:
-    """As Markdown, with the boards' headings at this level."""
+def markdown(boards: Sequence[Board]) -> str:
+    """As Markdown."""
     lines: list[str] = []
     for board in boards:
-        lines += [f"{'#' * level} {in_markdown(board.title)}", ""]
+        lines += [f"## {in_markdown(board.title)}", ""]
         for table in map(telling, board.tables):
             lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
             lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
@@ -216,16 +212,6 @@ def html_fragment(boards: Sequence[Board]) -> str:
     return "\n".join(parts)
 
 
-def template(package: str, name: str, **filters: Callable[..., Any]) -> Any:
-    """A template of a page beside the modules of a package; values are escaped, and a missing one is an error."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    undefined, loader = StrictUndefined, PackageLoader(package, ".")
-    page = Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= filters
-    return page.get_template(name)
-
-
 # -- for programs -----------------------------------------------------------------------------------------------------
 
 
@@ -265,30 +251,22 @@ def csv_text(rows: Iterable[Row], keys: Sequence[str] | None = None) -> str:
         return value if isinstance(value, Number) else None if value in (None, [], {}) else cell(value)
 
     records = [{key: word(value) for key, value in row.items()} for row in rows]
-    return (
-        pd.DataFrame(records, columns=None if keys is None else [*keys], dtype=object)
-        .rename(columns=clean)
-        .to_csv(index=False)
-    )
+    names = None if keys is None else [*keys]
+    return pd.DataFrame(records, columns=names, dtype=object).rename(columns=clean).to_csv(index=False)
 
 
 def comma_separated(boards: Sequence[Board]) -> str:
     """As CSV, a row for each row of each table; an interval takes three columns."""
     rows: list[Row] = []
-    for board in boards:
-        for table in board.tables:
-            for row in table.rows:
-                cells = [_flat(column.key, row.get(column.key)) for column in table.columns]
-                rows.append({"board": board.name, "table": table.title} | {k: v for c in cells for k, v in c.items()})
+    for board, table, row in ((b, t, row) for b in boards for t in b.tables for row in t.rows):
+        cells: dict[str, Any] = {"board": board.name, "table": table.title}
+        for key in (column.key for column in table.columns):
+            cells[key] = value = row.get(key)
+            if is_dataclass(value):
+                (_, cells[key]), *rest = _finite(value).items()
+                cells |= {f"{key}_{name}": end for name, end in rest if name in ("low", "high", "bound")}
+        rows.append(cells)
     return csv_text(rows)
-
-
-def _flat(key: str, value: Any) -> dict[str, Any]:
-    """An interval as three values; anything else as itself."""
-    if not is_dataclass(value):
-        return {key: value}
-    (_, middle), *rest = _finite(value).items()
-    return {key: middle} | {f"{key}_{name}": end for name, end in rest if name in ("low", "high", "bound")}
 
 
 FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {

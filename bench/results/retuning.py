@@ -29,10 +29,7 @@ Ends = Sequence[Sequence[End]]
 
 @lru_cache(maxsize=32)
 def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
-    """The indices of drawn seeds, sorted, shape (D, S), and the probability of each draw, shape (D,); deterministic.
-
-    As many seeds are drawn with replacement as there are; the order does not matter.
-    """
+    """Sorted indices of as many seeds, drawn with replacement, shape (D, S), and probabilities of draws, shape (D,)."""
     if seeds <= EXACT:
         every = np.array(list(product(range(seeds), repeat=seeds)))
     else:
@@ -42,10 +39,7 @@ def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
 
 
 def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
-    """The winning trial of each of `draws`, by the rule of studies, shape (D,); -1 if none has a score.
-
-    The scores are on the selection split, by trial in the order of the setting.
-    """
+    """The winning trial of each of `draws`, by the rule of studies, shape (D,); -1 if none has a score."""
     worst = math.inf if mode == "min" else -math.inf
     array = np.array([[worst if value is None else value for value in row] for row in scores], dtype=np.float64)
     drawn = array[:, draws(len(scores[0]))[0]]
@@ -64,9 +58,8 @@ def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric:
     """Variance of the reported value due to the choice of the winner; None (unbounded) if a draw may lack a value.
 
     For each draw of the tuning seeds it uses the difference between its winner and the actual one (`chosen`), paired
-    by seed over all tuning seeds. Only the seeds left out of a draw would be unbiased, but these are one or two, and
-    their noise makes intervals two to four times as wide: in simulations they cover up to 99.9 %. `scores` are on the
-    selection split, `finals` on the reporting split (logarithms for ratios), by trial in the order of the setting.
+    by seed over all tuning seeds. `scores` are on the selection split, `finals` on the reporting split (logarithms for
+    ratios), by trial in the order of the setting.
     """
     indices = winners(scores, mode, metric)
     values = np.array([[math.nan if value is None else value for value in row] for row in finals], dtype=np.float64)
@@ -82,7 +75,6 @@ def retuned_interval(
     """Mean over `fresh` seeds with an interval that includes the noise of tuning, from one study; None if unbounded.
 
     The other arguments are those of `tuning_variance`; finals and fresh values are positive if log (geometric mean).
-    The variance of the choice has the degrees of freedom of a variance over the tuning seeds, two or more.
     """
     scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     variance = tuning_variance(scores, scaled, chosen, mode, metric)

@@ -1,8 +1,7 @@
 """Selection of the best of several settings, from the runs of each.
 
-A seed that diverged counts as worse than all others, and a setting at which half of the seeds or more diverged is never
-the best: its score holds only for the lucky half. Nor is a setting whose step cap is active on nearly all steps: its
-runs are SGD with a fixed step, whatever the method's name.
+A seed that diverged counts as worse than all others. A setting at which half of the seeds or more diverged is never the
+best; nor is one whose step cap is active on nearly all steps: its runs are SGD with a fixed step.
 """
 
 import math
@@ -19,38 +18,29 @@ End = float | None
 GAP = " (suboptimality gap)"
 """Suffix of a metric's name if the loss minus its infimum is shown."""
 USABLE_FACTOR = 2
-"""Largest ratio of a suboptimality gap to the best in the usable range: about twice the steps if it falls as 1/t. Ours.
-"""
+"""Largest ratio of a suboptimality gap to the best in the usable range. Ours."""
 USABLE_SHARE = 0.05
 """The same for other metrics, also a loss of unknown infimum: largest shortfall as a share of the best. Ours."""
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
-    """An ended run's metric on the reporting split, at the last step or at the best one on the selection split.
-
-    It is None for a run that diverged. `above` takes the suboptimality gap.
-    """
+    """An ended run's metric (`above` its infimum) on the reporting split; None if it diverged."""
     if run.status == "diverged":
         return None
     return run.excess(at) if above else run.final if at == "final" else run.best
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
-    """Whether suboptimality gaps are compared: some of these ended runs have a value, and all of those an infimum.
-
-    It is False if their task declares a linear scale.
-    """
+    """Whether suboptimality gaps are compared: all ended runs with a value have an infimum, and no linear scale."""
     valued = [run for run in runs if run.final is not None]
-    return bool(valued) and all(
-        run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in valued
-    )
+    known = (run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in valued)
+    return bool(valued) and all(known)
 
 
 def selected(run: RunResult, above: bool) -> End:
-    """The selection value of a run: its last evaluation during training, on the selection split.
+    """The selection value of a run: its last evaluation during training, on the selection split, not the test set.
 
-    So the choice does not use the test set. A run without such evaluations uses its final value. `above` takes the
-    suboptimality gap.
+    A run without such evaluations uses its final value.
     """
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
@@ -80,10 +70,7 @@ def cap_share(runs: Iterable[RunResult]) -> float | None:
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
-    """The selection score of a setting with these ended runs, one for each seed: the median of `selected`.
-
-    It is None for a setting that cannot be the best. `above` takes the suboptimality gap.
-    """
+    """The score of a setting with these ended runs: the median of `selected`; None if it cannot be the best."""
     return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
 
 
@@ -98,10 +85,7 @@ def score_text(score: float, metric: str) -> str:
 
 
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
-    """Index of the best score, the middle one of ties in the given order; None if there is none.
-
-    None marks a setting that cannot be the best; scores below `least` count as equal.
-    """
+    """Index of the best score, the middle one of ties; scores below `least` count as equal, None is never the best."""
     clipped = [None if score is None else max(score, least) for score in scores]
     present = [score for score in clipped if score is not None]
     if not present:
@@ -112,10 +96,7 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
 
 
 def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = False) -> tuple[int, int]:
-    """The ends of the range around the best in which scores, in the order of the setting, are nearly as good.
-
-    Good is `USABLE_FACTOR` times the best for suboptimality gaps (`gap`), else within `USABLE_SHARE` of it.
-    """
+    """The ends of the range around the best in which scores, in the order of the setting, are nearly as good."""
     top = scores[best]
     assert top is not None
     room = (USABLE_FACTOR - 1) * max(top, 0.0) if gap else USABLE_SHARE * abs(top)

@@ -6,14 +6,11 @@ no value and counts as worse than every number; ties count for neither.
 
 At each n, the test requires enough wins that the probability of ever reaching them, at any n, is at most the level if
 neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be added until a
-verdict is decided, at no cost of level. Seeds count in ascending order, and a decision by the first n is final: further
-seeds must have larger numbers (`results/statistics` shows what happens otherwise), and the choice of seeds must not
-depend on their results.
+verdict is decided. Seeds count in ascending order, and a decision by the first n is final: further seeds must have
+larger numbers (`results/statistics` shows what happens otherwise) and must not depend on results.
 
 A second, smaller test makes a claim of its own: an optimizer *diverges more often* than the other, by the seeds on
-which exactly one of them diverged. So the surviving runs cannot veto the evidence of diverged ones. It says nothing
-about who is better: an optimizer may win on more than half of all seeds and diverge more often. `SHARES` splits the
-level of 5 % between the two tests.
+which exactly one of them diverged. `SHARES` splits the level of 5 % between the two tests.
 """
 
 import math
@@ -84,25 +81,23 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An optimizer against another on `n` common seeds: wins, losses and ties, and how many runs of each are lost.
+    """An optimizer against another on `n` common seeds.
 
-    `verdict` is of the wins; `diverges` is 1 if it diverges less often than the other, -1 if more often, 0 if that is
-    undecided, in the words of `often`. `decided_after` is the number of seeds at which either was decided, or None.
     `effect` is the median over seeds of the paired difference, positive if better, or of the ratio of the values on a
     logarithmic scale; None if it is not finite. Its interval excludes zero effect if the wins decide, and covers the
-    true median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds do
-    not bound it. Rarely (1 in 200 pairs of equals) it excludes the median: each end is the tightest of all.
+    true median with probability 96 % or more, simultaneously for all numbers of seeds. Rarely (1 in 200 pairs of
+    equals) it excludes the median: each end is the tightest of all.
     """
 
     n: int
     wins: int
     losses: int
-    lost: tuple[int, int]
-    verdict: Verdict
-    diverges: int
-    decided_after: int | None
+    lost: tuple[int, int]  # number of runs of each without a value
+    verdict: Verdict  # of the wins
+    diverges: int  # 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided
+    decided_after: int | None  # number of seeds at which either was decided
     effect: Interval | None
-    often: tuple[str, str] = OFTEN
+    often: tuple[str, str] = OFTEN  # words for `diverges`
 
     @property
     def sign(self) -> int:
@@ -252,8 +247,7 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[in
 def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
     """Posterior probability that the wins are first decided at each number of seeds up to `most`, shape (most + 1,).
 
-    `n` seeds so far had these wins and losses. The probability that the leader wins a seed has the prior Beta(1/2, 1/2)
-    (Jeffreys); ties count as its losses. The sum is the probability of a decision.
+    The probability that the leader wins a seed has the prior Beta(1/2, 1/2) (Jeffreys); ties count as its losses.
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5

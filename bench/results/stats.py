@@ -26,16 +26,13 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of n values with its confidence interval, of infinite ends where the values do not bound it.
-
-    `bound` is "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
-    """
+    """A mean of n values with its confidence interval, of infinite ends where the values do not bound it."""
 
     mean: float
     low: float
     high: float
     n: int
-    bound: str = ""
+    bound: str = ""  # "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are
 
     @property
     def bounded(self) -> bool:
@@ -90,8 +87,8 @@ def exp(x: float) -> float:
 def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
     """The 95 % t-interval of a mean (geometric, if log) with noise that its values, shape (N,), do not show.
 
-    `more` has variances of the mean, or of its logarithm, with their degrees of freedom. Variances add up, with
-    Satterthwaite's degrees of freedom (1946). The interval is at least as wide as without further noise.
+    `more` has variances of the mean, or of its logarithm, with their degrees of freedom; they add up, with
+    Satterthwaite's degrees of freedom (1946). It is at least as wide as without further noise.
     """
     plain = geometric_interval(values) if log else t_interval(values)
     parts = [part for part in more if part[0] > 0]
@@ -157,8 +154,7 @@ def power_law_decades(x: Array, y: Array, low: float, high: float) -> float:
     """Length in decades of the longest range of x over which y ~ x^a with a local exponent a in [low, high].
 
     The exponent at a point is the least-squares slope of log y on log x over the points within `WINDOW` / 2 decades, or
-    over the nearest `LEAST_POINTS`. A range extends over consecutive thinned points. Both have shape (N,) and positive
-    values; x does not decrease and has `LEAST_POINTS` different values or more. Rounded to 9 decimals.
+    over the nearest `LEAST_POINTS`. Both have shape (N,) and positive values; x does not decrease.
     """
     x, index = np.unique(x, return_index=True)
     log_x, log_y, longest, start = np.log10(x), np.log10(y)[index], 0.0, None
@@ -185,16 +181,12 @@ def share_interval(count: int, n: int) -> Interval:
 
 @dataclass(frozen=True)
 class MedianTime:
-    """Median time to an event that some runs miss; infinite if more than half of the runs miss it.
-
-    The ends of its interval are infinite if it reaches runs that miss it, and None for too few runs. `last` is the end
-    of the observation of the runs.
-    """
+    """Median time to an event that some runs miss; infinite if more than half of the runs miss it."""
 
     median: float
-    low: float | None
+    low: float | None  # ends of its interval: infinite if it reaches runs that miss it, None for too few runs
     high: float | None
-    last: float
+    last: float  # end of the observation of the runs
 
 
 def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> MedianTime:

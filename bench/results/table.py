@@ -1,6 +1,6 @@
 """Tables: columns, rows of values and notes; boards: tables under one title. `bench.results.render` writes them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,31 +10,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        key: of the rows' values; CSV uses it as heading.
-        title: its heading; a table without any titles has none.
-        help: its meaning, with unit.
-        digits: significant digits of numbers.
-        side: alignment; by default right if one of its values is a number.
-        markup: style of its text in Markdown, or a function from the text to Markdown.
-        wraps: whether its text may wrap where the terminal is too narrow for it.
-        names: whether it names the row: further tables on a narrow terminal begin with it (default: the first column).
-        least: minimum width on a terminal, so that output printed piece by piece forms one table.
-        colors: on a terminal, the color of texts that begin with a word, by rich's names.
-    """
-
-    key: str
-    title: str = ""
-    help: str = ""
-    digits: int = 4
-    side: Literal["left", "right"] | None = None
-    markup: Literal["strong", "code"] | Callable[[str], str] | None = None
-    wraps: bool = False
-    names: bool = False
-    least: int = 0
-    colors: Mapping[str, str] = field(default_factory=dict)
+    key: str  # of the rows' values; CSV uses it as heading
+    title: str = ""  # heading; a table without any titles has none
+    help: str = ""  # meaning, with unit
+    digits: int = 4  # significant digits of numbers
+    side: Literal["left", "right"] | None = None  # alignment; by default right if one of its values is a number
+    markup: Literal["strong", "code"] | None = None  # style of its text in Markdown
+    wraps: bool = False  # whether its text may wrap where the terminal is too narrow for it
+    names: bool = False  # whether further tables on a narrow terminal begin with it (default: the first column)
+    least: int = 0  # minimum width on a terminal, so that output printed piece by piece forms one table
+    colors: Mapping[str, str] = field(default_factory=dict)  # rich's color of texts that begin with a word
 
 
 @dataclass(frozen=True)

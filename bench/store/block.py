@@ -58,14 +58,13 @@ class Lock:
         for _ in range(TRIES):
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # a process that ends just now removes an empty folder
-                if (key := _inode(self.path)) is not None and key in _held:
-                    break
-                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-                if _try_lock(self._handle, fcntl.LOCK_EX, self.path) and self.is_intact:
-                    self._inode = _inode(self.path)
-                    _held.add(self._inode)
-                    return
-                os.close(self._handle)  # taken, or of a file that was removed meanwhile
+                if _inode(self.path) not in _held:
+                    self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    if _try_lock(self._handle, fcntl.LOCK_EX, self.path) and self.is_intact:
+                        self._inode = _inode(self._handle)
+                        _held.add(self._inode)
+                        return
+                    os.close(self._handle)  # taken, or of a file that was removed meanwhile
             time.sleep(PAUSE_SECONDS)
         raise busy
 
@@ -89,14 +88,10 @@ class Lock:
 def is_locked(folder: Path) -> bool:
     """Whether a process trains the block in this folder."""
     path = folder / LOCK
-    if (key := _inode(path)) is None or key in _held:
-        return key is not None
-    with suppress(OSError, UserError):  # it was just removed, or belongs to another user
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            return not _try_lock(handle, fcntl.LOCK_SH, path)
-        finally:
-            os.close(handle)
+    if (inode := _inode(path)) is None or inode in _held:
+        return inode is not None
+    with suppress(OSError, UserError), path.open("rb") as file:  # it was just removed, or belongs to another user
+        return not _try_lock(file.fileno(), fcntl.LOCK_SH, path)
     return False
 
 
@@ -106,76 +101,63 @@ def _try_lock(handle: int, kind: int, path: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        os.close(handle)
         why = f"cannot lock {path} ({error.strerror}); use a disk with locks, such as a local one"
         raise UserError(why) from None
     return True
 
 
 def _inode(file: Path | int) -> tuple[int, int] | None:
-    try:
-        state = os.stat(file, follow_symlinks=isinstance(file, int))  # noqa: PTH116 - also of a descriptor
-    except OSError:
-        return None
-    return state.st_dev, state.st_ino
+    with suppress(OSError):
+        state = os.stat(file)  # noqa: PTH116 - also of a descriptor
+        return state.st_dev, state.st_ino
+    return None
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block as read from a store.
-
-    Attributes:
-        folder: of the block.
-        at: the folder with its records and tables: its results, else the block itself.
-        runs: records by id, in the order of the lanes.
-        busy: whether a process trains it now.
-    """
+    """A block as read from a store."""
 
     folder: Path
-    at: Path
-    runs: dict[str, RunResult]
-    busy: bool
+    runs: dict[str, RunResult]  # by id, in the order of the lanes
+    done: bool = False  # whether it has results
+    busy: bool = False  # whether a process trains it now
 
     @property
-    def done(self) -> bool:
-        """Whether it has results."""
-        return self.at != self.folder
+    def at(self) -> Path:
+        """The folder with its records and tables."""
+        return self.folder / DONE if self.done else self.folder
 
     def tables(self, run_id: str) -> dict[str, Columns]:
         """A run's tables by name, also if the block has finished since it was read; `Damaged` if one is not whole."""
+        if self.done:
+            tables = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
+            steps, rows = self.runs[run_id].steps, len(tables["curve"].get("step", ()))
+            if rows != steps and not self.runs[run_id].thinned:
+                raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {steps} steps")
+            return {name: columns for name, columns in tables.items() if columns}
         try:
-            if self.done:
-                return self._finished_tables(run_id)
-            rows = read_parts(self.folder, len(self.runs))
-            if not is_there(self.folder / DONE / RUNS):
-                return {table: columns.of(list(self.runs).index(run_id)) for table, columns in rows.items()}
-        except (Damaged, FileNotFoundError) as error:  # a part may have just been removed
-            if isinstance(error, Damaged) and is_there(self.folder / DONE / RUNS) == self.done:
-                raise
-        block = read_block(self.folder)
-        return {} if block is None or run_id not in block.runs else block.tables(run_id)
-
-    def _finished_tables(self, run_id: str) -> dict[str, Columns]:
-        tables = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
-        run, rows = self.runs[run_id], len(tables["curve"].get("step", ()))
-        if rows != run.steps and not run.thinned:
-            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {run.steps} steps")
-        return {name: columns for name, columns in tables.items() if columns}
+            rows_of, error = read_parts(self.folder, len(self.runs)), None
+        except (Damaged, FileNotFoundError) as damage:  # or a part has just been removed
+            rows_of, error = {}, damage
+        if is_there(self.folder / DONE / RUNS) and (block := read_block(self.folder)):
+            return block.tables(run_id)
+        if isinstance(error, Damaged):
+            raise error
+        return {name: rows.of(list(self.runs).index(run_id)) for name, rows in rows_of.items()}
 
 
 def read_block(folder: Path) -> Block | None:
     """The content of a block's folder; None if there is nothing in it, `Damaged` if its records cannot be read."""
     done = folder / DONE
-    busy = not is_there(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
-    with suppress(FileNotFoundError):
-        if is_there(done / RUNS):
-            state = (done / RUNS).stat()
-            version = state.st_ino, state.st_size, state.st_mtime_ns
-            return Block(folder, done, _finished_records(done / RUNS, folder.name, *version), busy=False)
-        if not os.path.lexists(done):
-            return Block(folder, folder, _unfinished(folder, busy=busy), busy)
-    if is_there(done / RUNS):
-        return read_block(folder)  # it has just finished
+    for _ in range(2):  # it may have finished between the looks at its results and its records
+        busy = not is_there(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
+        with suppress(FileNotFoundError):
+            if is_there(done / RUNS):
+                state = (done / RUNS).stat()
+                version = state.st_ino, state.st_size, state.st_mtime_ns
+                return Block(folder, _finished_records(done / RUNS, folder.name, *version), done=True)
+            if not os.path.lexists(done):
+                return Block(folder, _unfinished(folder, busy=busy), busy=busy)
     if os.path.lexists(done):
         raise Damaged(done, f"it has no {RUNS}")
     return None
@@ -210,7 +192,7 @@ def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | 
     """The blocks of a store by name, or those that may have some of these runs; what is wrong with unreadable ones."""
     try:
         with os.scandir(store) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
@@ -221,8 +203,7 @@ def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | 
         if of_others or name[0] == "." or name in (STUDIES, CHECKS, SOURCES):
             continue
         try:
-            block = read_block(store / name)
+            if (block := read_block(store / name)) is not None:
+                yield block
         except Damaged as error:
-            block = error
-        if block is not None:
-            yield block
+            yield error

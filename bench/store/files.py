@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +17,7 @@ from bench.errors import MAKE_ROOM, RunFailed, UserError
 from bench.text import clean, located, plain, why_wrong
 
 T = TypeVar("T")
+_adapter = cache(TypeAdapter)  # building one takes longer than reading a record
 
 
 class Damaged(Exception):
@@ -67,10 +67,7 @@ def existing(path: Path) -> Path:
 def remove(path: Path) -> None:
     """Remove an obsolete folder, link or file; failures are ignored."""
     with suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        (shutil.rmtree if path.is_dir() and not path.is_symlink() else Path.unlink)(path)
 
 
 @contextmanager
@@ -91,9 +88,9 @@ def making(store: Path) -> Any:
 
 
 def is_there(path: Path) -> bool:
-    """Whether it is a file of this store, and no link."""
+    """Whether it is a file."""
     with suppress(OSError):
-        return stat.S_ISREG(path.lstat().st_mode)
+        return path.is_file()
     return False
 
 
@@ -105,11 +102,6 @@ def read_bytes(path: Path) -> bytes:
         raise FileNotFoundError(path) from None
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)  # building it takes longer than reading a record
 
 
 def parse(text: bytes, kind: type[T], path: Path) -> T:

@@ -47,15 +47,15 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
     present, merged = {run.run_id: run for run in Store(into).runs() if run.finished}, Merged()
     with disk_errors(into, "name another DEST"), doing("merging"):
         for source in dict.fromkeys(source.resolve() for source in sources):
-            parts = [*blocks_in(source), *reports_in(source)]
-            if not any(isinstance(part, Block) for part in parts):
+            blocks = list(blocks_in(source))
+            if not any(isinstance(block, Block) for block in blocks):
                 merged.notes.append(f"{source} has no runs")
-            for part in parts:
+            for part in [*blocks, *reports_in(source)]:
                 try:
+                    if isinstance(part, Damaged):
+                        raise part
                     if isinstance(part, Block):
                         _merge_block(part, into, present, merged)
-                    elif isinstance(part, Damaged):
-                        merged.damaged.append(part)
                     else:
                         _merge_report(part, into, merged)
                 except Damaged as error:
@@ -65,29 +65,25 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
 
 def _merge_block(block: Block, into: Path, present: dict[str, RunResult], merged: Merged) -> None:
     """Copy the runs of a finished block that the destination lacks; `present` has its finished runs by id."""
-    if not block.done:
-        merged.notes.append(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
-        merged.skipped += len(block.runs)
-        return
     new = [run_id for run_id in block.runs if run_id not in present]
     kept = block.runs.keys() - {*new}
-    merged.differing += sorted(run_id for run_id in kept if block.runs[run_id].outcome != present[run_id].outcome)
-    merged.there += len(kept)
-    if not new:
-        return
-    target = into / name_of(new)
-    content = [(block.runs[run_id], block.tables(run_id)) for run_id in new]
     try:
+        if not block.done:
+            raise RunBusy(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
+        merged.differing += sorted(run_id for run_id in kept if block.runs[run_id].outcome != present[run_id].outcome)
+        merged.there += len(kept)
+        if not new:
+            return
+        target, content = into / name_of(new), [(block.runs[run_id], block.tables(run_id)) for run_id in new]
         with new_results(target, RunBusy(f"{target} is in training")) as out:
             if Store(into).finished_all(new):
                 return  # another process has just copied some; the same command copies the rest
             write_block(out, content)
-    except RunBusy as error:
-        merged.notes.append(str(error))
-        merged.skipped += len(new)
-    else:
         merged.copied += len(new)
         present |= {run_id: block.runs[run_id] for run_id in new}
+    except RunBusy as error:
+        merged.notes.append(str(error))
+        merged.skipped += len(new if block.done else block.runs)
 
 
 def _merge_report(record: Record, into: Path, merged: Merged) -> None:

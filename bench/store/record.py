@@ -29,7 +29,15 @@ RunId = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
 Name = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+Number = int | float
 Json = dict[str, Any]
+if TYPE_CHECKING:  # validation uses narrower types than readers need
+    Facts = Row = dict[str, Any]
+    Metrics = dict[str, dict[str, Any]]
+else:
+    Facts = dict[str, str | Number | None]
+    Row = dict[str, Number]
+    Metrics = dict[str, dict[str, float | dict[str, float]]]
 Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 """A moment in UTC, to the second."""
 
@@ -37,16 +45,6 @@ Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\
 def now() -> str:
     """The current time in the format of records (`Moment`)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-@with_config(ConfigDict(extra="allow"))
-class StoredTrainer(TypedDict, total=False):
-    """The options of the trainer that readers use."""
-
-    devices: Count
-    num_nodes: Count
-    max_steps: Count | None
-    max_epochs: float | None
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -57,22 +55,17 @@ class StoredConfig(TypedDict):
     task_options: Json
     opt: Name
     opt_options: Json
-    trainer: StoredTrainer
+    trainer: Json
     seed: Count
     data_seed: Count
     precision: Name
     device: Name
 
 
-Number = int | float
 if TYPE_CHECKING:  # validation uses narrower types than readers need
-    Config = Facts = Row = dict[str, Any]
-    Metrics = dict[str, dict[str, Any]]
+    Config = dict[str, Any]
 else:
     Config = StoredConfig
-    Facts = dict[str, str | Number | None]
-    Row = dict[str, Number]
-    Metrics = dict[str, dict[str, float | dict[str, float]]]
 
 
 @dataclass
@@ -148,9 +141,8 @@ class RunResult:
 
     def is_of(self, tasks: Sequence[str] | None, opts: Sequence[str] | None) -> bool:
         """Whether it has one of these tasks and one of these optimizers; None and no names allow all."""
-        return all(
-            not wanted or self.names[kind] & {*map(bare, wanted)} for kind, wanted in (("task", tasks), ("opt", opts))
-        )
+        chosen = {"task": tasks, "opt": opts}
+        return all(not names or self.names[kind] & {*map(bare, names)} for kind, names in chosen.items())
 
     @property
     def processor(self) -> str:

@@ -2,18 +2,17 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from bench.store.files import Damaged, disk_errors, parse, read_bytes, write_json
-from bench.store.record import Count, Json, Mode, Name, Number, RunId, Seconds
+from bench.store.record import Count, Json, Mode, Name, Number, RunId
 from bench.text import is_number
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug
@@ -79,14 +78,18 @@ class StudyRecord:
         return edges_of(self.axes, [trial["point"] for trial in self.trials], self.winning_point or {})
 
     @property
+    def _best(self) -> StudyTrial | None:
+        return next((trial for trial in self.trials if self.winner in trial["runs"]), None)
+
+    @property
     def winning_point(self) -> dict[str, Any] | None:
         """The winning values of the searched settings; None without a winner."""
-        return next((trial["point"] for trial in self.trials if self.winner in trial["runs"]), None)
+        return self._best["point"] if self._best else None
 
     @property
     def score(self) -> float | None:
         """The winner's score on the tuning seeds, which is optimistic."""
-        return next((trial["score"] for trial in self.trials if self.winner in trial["runs"]), None)
+        return self._best["score"] if self._best else None
 
     def write(self, store: Path) -> None:
         """Write it into a store; RunFailed if the disk is full or unavailable."""
@@ -113,21 +116,6 @@ def study_path(store: Path, name: str) -> Path:
     return store / STUDIES / f"{name}.json"
 
 
-@with_config(_STRICT)
-class CheckVerdict(TypedDict):
-    """Result of one check (`bench.check.run.verdict_of`), with what its check means."""
-
-    check: Name
-    verdict: Literal["pass", "fail", "not applicable", "error"]
-    measured: float | Literal["inf", "-inf"] | None
-    note: str
-    seconds: Seconds
-    meaning: str
-    advice: str
-    severity: NotRequired[Literal["results", "set-up", "speed", "hygiene"] | None]
-    tolerance: NotRequired[float | None]  # of older records; now messages have it
-
-
 @dataclass(frozen=True)
 class CheckRecord:
     """The record of `bench check` in a store: `bench.check.run.report_on`."""
@@ -138,7 +126,8 @@ class CheckRecord:
     name: Name  # of the optimizer, as requested
     ok: bool  # whether no failure changes results or blocks a set-up
     options: Json  # the given hyperparameters
-    verdicts: Annotated[list[CheckVerdict], Field(min_length=1)]  # in the order of the catalogue
+    # In the order of the catalogue: `bench.check.run.verdict_of`.
+    verdicts: Annotated[list[Json], Field(min_length=1)]
     target: Name | None = None  # these three are None if the optimizer could not be loaded
     version: Count | None = None
     package: Name | None = None
@@ -153,8 +142,8 @@ class CheckRecord:
     @property
     def serious(self) -> list[str]:
         """The failed checks whose failure changes results or blocks a set-up; in older records, all failed ones."""
-        failed = [verdict for verdict in self.verdicts if verdict["verdict"] in ("fail", "error")]
-        return [v["check"] for v in failed if v.get("severity", "results") in ("results", "set-up")]
+        failed = [verdict for verdict in self.verdicts if verdict.get("verdict") in ("fail", "error")]
+        return [str(v.get("check")) for v in failed if v.get("severity", "results") in ("results", "set-up")]
 
     def path(self, store: Path) -> Path:
         """Its place in a store."""
@@ -178,22 +167,12 @@ def read_report(path: Path, kind: type[Report]) -> Report:
     return parse(read_bytes(path), kind, path)
 
 
-def reports_in(store: Path) -> list[Record | Damaged]:
-    """All records in a store; for unreadable ones, or their folder, what is wrong."""
-    records = list[Record | Damaged]()
+def reports_in(store: Path) -> Iterator[Record | Damaged]:
+    """All records in a store; for unreadable ones what is wrong."""
     for kind in KINDS:
-        folder = store / kind.folder
-        try:
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names only
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            records.append(Damaged(folder, f"it cannot be read ({error.strerror})"))
-            continue
-        for name in names:
+        for path in sorted((store / kind.folder).glob("*.json")):
             with suppress(FileNotFoundError):  # it has just been removed, or is a link
                 try:
-                    records.append(read_report(folder / name, kind))
+                    yield read_report(path, kind)
                 except Damaged as error:
-                    records.append(error)
-    return records
+                    yield error

@@ -33,12 +33,12 @@ class Store:
 
     def contents(self, run_ids: Iterable[str] | None = None) -> Contents:
         """The content of the store, or the part of it with these runs, read once."""
-        wanted, contents = None if run_ids is None else {*run_ids}, Contents()
-        for block in blocks_in(self.folder, wanted):
+        chosen, contents = None if run_ids is None else {*run_ids}, Contents()
+        for block in blocks_in(self.folder, chosen):
             if isinstance(block, Damaged):
                 contents.damaged.append(block)
                 continue
-            for run_id in block.runs if wanted is None else block.runs.keys() & wanted:
+            for run_id in block.runs if chosen is None else block.runs.keys() & chosen:
                 contents.blocks.setdefault(run_id, []).append(block)
         for run_id, copies in contents.blocks.items():
             copies.sort(key=lambda block: order(block, run_id))
@@ -56,30 +56,28 @@ class Store:
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
         """The stored and finished runs, by id."""
-        runs = {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items()}
-        return {run_id: run for run_id, run in runs.items() if run.finished}
+        return {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items() if block.done}
 
     def get(self, run_id: str) -> RunResult | None:
         """The current state of a run, or None if it does not exist or its record is unreadable."""
         block = self.find_all([run_id]).get(run_id)
-        return None if block is None else block.runs[run_id]
+        return block and block.runs[run_id]
 
     def place(self, run_id: str) -> Path:
         """The folder of the run's block; for a missing run, that of its block if trained alone."""
         block = self.find_all([run_id]).get(run_id)
-        return self.folder / run_id if block is None else block.folder
+        return block.folder if block else self.folder / run_id
 
     def tables(self, run_id: str) -> dict[str, Columns]:
         """The run's tables by name; none for a missing run, UserError if one is damaged."""
         block = self.find_all([run_id]).get(run_id)
-        return {} if block is None else tables_of(block, run_id)
+        return tables_of(block, run_id) if block else {}
 
     def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
         """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
         path = self.folder / name_of(run_ids) / CHECKPOINT
         with suppress(Damaged):
-            block = read_block(path.parent)
-            if block is not None and not block.done and is_there(path):
+            if is_there(path) and (block := read_block(path.parent)) and not block.done:
                 return path if all((run.engine == "lanes") == lanes for run in block.runs.values()) else None
         return None
 
@@ -98,13 +96,10 @@ def tables_of(block: Block, run_id: str) -> dict[str, Columns]:
     try:
         return block.tables(run_id)
     except Damaged as error:
-        raise UserError(
-            f"cannot read the tables of run {run_id}: {error};"
-            " copy the folder again from its source, or delete it and train again"
-        ) from None
+        advice = "copy the folder again from its source, or delete it and train again"
+        raise UserError(f"cannot read the tables of run {run_id}: {error}; {advice}") from None
 
 
 def order(block: Block, run_id: str) -> tuple[bool, ...]:
     """Sorts the blocks with a run: finished, with the whole curve, in training, with the name of the run."""
-    run = block.runs[run_id]
-    return not run.finished, run.thinned, not block.busy, block.folder.name != run_id
+    return not block.done, block.runs[run_id].thinned, not block.busy, block.folder.name != run_id

@@ -23,16 +23,10 @@ HOW_TO_FILL = (
 
 
 class Stores:
-    """Runs and studies of one or more stores; duplicates count once.
+    """Runs and studies of one or more stores; duplicates count once. UserError if a folder does not exist.
 
-    Among several records of a run, `bench.store.store.order` decides, then their text: not the order of the stores.
-
-    Args:
-        folders: of the stores.
-        reference: a store of reference results, used for runs that no other store has; or None.
-
-    Raises:
-        UserError: a folder does not exist.
+    Runs that no store has are read from `reference`, a store of reference results, if any. Among several records of a
+    run, `bench.store.store.order` decides, then their text: not the order of the stores.
     """
 
     def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:
@@ -65,20 +59,17 @@ class Stores:
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
-        outcomes: dict[str, set[str]] = {}
-        for run_id, blocks in self._copies.items():
-            finished = (block.runs[run_id] for block in blocks if block.done)
-            outcomes[run_id] = {json.dumps(run.outcome, sort_keys=True) for run in finished}
-        return sorted(run_id for run_id, different in outcomes.items() if len(different) > 1)
+        finished = {run_id: [b.runs[run_id] for b in blocks if b.done] for run_id, blocks in self._copies.items()}
+        return sorted(i for i, runs in finished.items() if any(run.outcome != runs[0].outcome for run in runs))
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """By run id, the block from which the run is read."""
+        copies = self._copies | {run_id: self._contents[-1].blocks[run_id][:1] for run_id in self.shipped}
 
         def key(block: Block, run_id: str) -> tuple[object, ...]:
             return *order(block, run_id), json.dumps(plain(vars(block.runs[run_id])), sort_keys=True)
 
-        copies = self._copies | {run_id: self._contents[-1].blocks[run_id][:1] for run_id in self.shipped}
         return {
             run_id: min(blocks, key=lambda block: key(block, run_id)) if len(blocks) > 1 else blocks[0]
             for run_id, blocks in sorted(copies.items())

@@ -6,10 +6,8 @@ rows of each run: run_id, step, values, sorted by run and step.
 """
 
 import math
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +24,6 @@ TABLES = ("measurements", "curve")  # a column in both is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 ROW_GROUP = 10_000
 """Rows of a row group: queries skip those of other runs."""
-_PART = re.compile(r"part-([0-9]{12})\.npz")
 
 Columns = dict[str, "NDArray[np.float64]"]
 """A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
@@ -56,10 +53,9 @@ def joined(parts: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
     for table in TABLES:
         rows = [part[table] for part in parts if table in part]
         if other := next((piece.names for piece in rows if piece.names != rows[0].names), None):
-            raise RunFailed(
-                f"the measurements of the run began with {', '.join(rows[0].names)}, and the task now gives"
-                f" {', '.join(other)}; train again with --rerun"
-            )
+            before, now = ", ".join(rows[0].names), ", ".join(other)
+            why = f"the measurements of the run began with {before}, and the task now gives {now}"
+            raise RunFailed(f"{why}; train again with --rerun")
         if rows:
             steps, values = (np.concatenate([piece[i] for piece in rows]) for i in (1, 2))
             tables[table] = Rows(rows[0].names, steps, values)
@@ -68,10 +64,7 @@ def joined(parts: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
 
 def parts_in(folder: Path) -> list[tuple[int, Path]]:
     """The parts in a block's folder with their last steps, in ascending order."""
-    with suppress(OSError):
-        names = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
-        return sorted((int(match[1]), path) for match, path in names if match)
-    return []
+    return sorted((int(path.stem[5:]), path) for path in folder.glob(f"part-{'[0-9]' * 12}.npz"))
 
 
 def write_part(folder: Path, step: int, tables: Mapping[str, Rows]) -> None:
@@ -104,16 +97,16 @@ def read_parts(folder: Path, runs: int, until: float = math.inf) -> dict[str, Ro
             raise Damaged(path, f"it cannot be read ({str(error).partition(chr(10))[0][:200]})") from None
         if curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
             raise Damaged(path, f"its curve has the shape {curve.shape}, and the part before ends at step {last}")
-        parts += [curve_rows(last, curve), {"measurements": measured} if measured.names else {}]
+        parts += [{"curve": curve_rows(last, curve)}, {"measurements": measured} if measured.names else {}]
         last = step
     return joined(parts)
 
 
-def curve_rows(before: int, values: "NDArray[np.float64]") -> dict[str, Rows]:
+def curve_rows(before: int, values: "NDArray[np.float64]") -> Rows:
     """The curves of the steps after `before`, from values of shape (steps, runs, 4)."""
     import numpy as np
 
-    return {"curve": Rows(CURVE_FIELDS[1:], np.arange(before + 1.0, before + len(values) + 1), values)}
+    return Rows(CURVE_FIELDS[1:], np.arange(before + 1.0, before + len(values) + 1), values)
 
 
 def as_arrow(run_id: str, columns: Mapping[str, Any]) -> "pa.Table":
@@ -149,31 +142,23 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     if not is_there(path):
         return {}
     state = path.stat()
-    columns, places = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
-    return {name: values[places.get(run_id, slice(0))].copy() for name, values in columns.items()}
+    table = _read(path, (state.st_ino, state.st_size, state.st_mtime_ns))
+    rows = table.indices.get(run_id, slice(0))
+    return {name: table.obj[name].to_numpy()[rows] for name in table.obj.columns[1:]}
 
 
 @lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
-def _read(path: Path, version: tuple[int, ...]) -> tuple[Columns, dict[str, slice]]:
-    """The columns of a table, and the rows of each run."""
-    import numpy as np
+def _read(path: Path, version: tuple[int, ...]) -> Any:
+    """A table as a DataFrame that is grouped by run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read(use_threads=False)
-        names = table.column_names
+            frame = file.read(use_threads=False).to_pandas()
+        names = list(frame.columns)
         if names[:2] != ["run_id", "step"] or (path.stem == "curve" and tuple(names[1:]) != CURVE_FIELDS):
             raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
-        ids = table["run_id"].dictionary_encode().unify_dictionaries().combine_chunks()
-        columns = {name: table[name].to_numpy().astype(np.float64) for name in names[1:]}
-        codes, run_ids = ids.indices.to_numpy(), ids.dictionary.to_pylist()
-    except (OSError, ValueError, TypeError, AttributeError, MemoryError, pa.ArrowException) as error:
+        return frame.astype(dict.fromkeys(names[1:], "float64")).groupby("run_id", sort=False)
+    except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
-    for values in columns.values():
-        values[~np.isfinite(values)] = np.nan
-    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
-    return columns, {
-        run_ids[codes[start]]: slice(start, end) for start, end in zip(starts, [*starts[1:], len(codes)], strict=False)
-    }

@@ -1,6 +1,5 @@
 """Training a block: the files that a process writes while it holds the block's lock."""
 
-import ctypes
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,26 +29,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-RESERVED = ("step", "run_id", "filename")
-"""Names of columns of tables and of DuckDB."""
-
 
 class BlockWriter:
     """The block of these runs, locked for this process and ready to train.
 
-    All methods raise RunFailed if the disk is full or gone, or the block was deleted, moved or replaced meanwhile.
-
-    Args:
-        store: its folder; created if needed.
-        runs: initial records, in the order in which the block holds them.
-        resume: keep the checkpoint of an interrupted process, which is of this step, and the rows up to it.
-        again: train although the block has results, which stay until new ones replace them.
-
-    Raises:
-        RunBusy: another process is training the block, or just finished it.
-        UserError: the store cannot be written, or the block has unreadable results.
-        RunFailed: the disk is full.
+    `resume` is the step of the checkpoint of an interrupted process, which is kept with the rows up to it; with
+    `again`, results that the block has stay until new ones replace them. It raises RunBusy if another process trains
+    the block or has just finished it, UserError if the store cannot be written or has unreadable results. All methods
+    raise RunFailed if the disk is full or gone, or the block was deleted, moved or replaced meanwhile.
     """
 
     def __init__(self, store: Path, runs: Sequence[RunResult], *, resume: int = 0, again: bool = False) -> None:
@@ -60,14 +47,14 @@ class BlockWriter:
         with making(store):
             self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
         self.close = self._lock.release
+        self._step = self._written = resume
+        self._rows = list[dict[str, Rows]]()
         try:
             with disk_errors(store):
                 if not again and os.path.lexists(self.folder / DONE):
                     read_block(self.folder)
                     raise RunBusy(f"{what} was just trained by another process")
                 _clear(self.folder, state=not resume, after=resume)
-                self._step = self._written = resume
-                self._rows = list[dict[str, Rows]]()
                 write_records(self.folder / RUNS, runs)
         except BaseException as error:
             self.close()
@@ -79,21 +66,15 @@ class BlockWriter:
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
-        self._rows.append(curve_rows(self._step, rows))
+        self._rows.append({"curve": curve_rows(self._step, rows)})
         self._step += len(rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
         """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps."""
         import numpy as np
 
-        if not names:
-            return
-        if len({name.casefold() for name in (*names, *RESERVED)}) < len(names) + len(RESERVED):
-            raise RunFailed(
-                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
-                f" capitals, and {', '.join(RESERVED)} are reserved; rename the task's measurements"
-            )
-        self._rows.append({"measurements": Rows(tuple(names), np.array(steps, float), np.asarray(values, float))})
+        if names:
+            self._rows.append({"measurements": Rows(tuple(names), np.array(steps, float), np.asarray(values, float))})
 
     def flush(self) -> None:
         """Write the rows since the last call to disk, before a checkpoint that relies on them."""
@@ -104,10 +85,7 @@ class BlockWriter:
             self._written, self._rows = self._step, []
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables and records, in the order of the runs, in one atomic step.
-
-        A run's tables end at its last step. On failure, the block stays in training.
-        """
+        """Finish the block: write tables, up to the last step of each run, and records in one atomic step."""
         self._refuse_if_gone()
         try:
             tables = joined([read_parts(self.folder, len(self.runs)), *self._rows])
@@ -117,22 +95,19 @@ class BlockWriter:
         if rows < max((result.steps for result in results if not result.thinned), default=0):
             raise RunFailed(f"rows of {self.folder} were lost during the run; train it again with --rerun")
         with disk_errors(self.store), _results(self.folder) as out:
-            write_block(
-                out,
-                [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)],
-            )
+            runs = [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)]
+            write_block(out, runs)
             self._refuse_if_gone()
         self.close()
 
     def leave(self, results: Sequence[RunResult], error: BaseException | None = None) -> str:
         """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone.
 
-        Returns:
-            Where the traceback of the error is, as the end of a sentence; empty without one.
+        Returns where the traceback of the error is, as the end of a sentence; empty without one.
         """
+        where = ""
         with suppress(OSError, RunFailed):
             self.flush()
-        where = ""
         with suppress(OSError, RunFailed):
             self._refuse_if_gone()
             write_records(self.folder / RUNS, results)
@@ -151,17 +126,14 @@ class BlockWriter:
         self.close()
 
     def _refuse_if_gone(self) -> None:
-        """Raise if the folder was deleted or replaced: nobody would read further writes."""
+        """Nobody would read what is written into a folder that was deleted or replaced."""
         if not self._lock.is_intact:
             raise RunFailed(f"{self.folder} was deleted, moved or replaced during training; repeat the command")
 
 
 @contextmanager
 def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
-    """An empty folder whose files, if any, become the results of a block at the end of the context, under its lock.
-
-    If a process trains the block, it raises `busy`.
-    """
+    """An empty folder whose files become the results of a block at the end of the context; `busy` if it is locked."""
     lock = Lock(folder, busy)
     try:
         with _results(folder) as out:
@@ -172,7 +144,7 @@ def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
 
 @contextmanager
 def _results(folder: Path) -> Iterator[Path]:
-    """As `new_results`, for the caller that has the lock; on failure, the block has the results that it had."""
+    """As `new_results`, for the caller that has the lock."""
     done, old, out = folder / DONE, folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
     out.mkdir()
     try:
@@ -180,27 +152,14 @@ def _results(folder: Path) -> Iterator[Path]:
         if not any(out.iterdir()):
             return
         sync(out)
-        if not _exchange(out, done):
-            with suppress(FileNotFoundError):
-                done.rename(old)
-            try:
-                out.rename(done)
-            except OSError:
-                with suppress(FileNotFoundError):
-                    old.rename(done)
-                raise
+        with suppress(FileNotFoundError):
+            done.rename(old)  # of a run that is trained again; a kill after this line leaves its last checkpoint
+        out.rename(done)
         sync(folder)
         sync(folder.parent)
         _clear(folder, state=True)
     finally:
         remove(out)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one atomic step; False if one is missing, or the file system cannot (NFS, macOS)."""
-    with suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
-    return False
 
 
 def _clear(folder: Path, *, state: bool, after: int = 0) -> None:

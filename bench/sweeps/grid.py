@@ -30,9 +30,6 @@ def configurations(
     `words` are settings in dotted form, which override those of the YAML file `config`. `opt` may name several
     optimizers; `opt.NAME.lr` is for that one alone. A value may be a log-spaced range (`low:high`, `low:high:points`)
     or a list (`a,b,c`). An optimizer without a varied hyperparameter gets a grid over its search range.
-
-    Raises:
-        UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
     """
     words = settings_in(config) | dict(words)
     task, names = str(words.get("task", "")), parts(words.pop("opt", ""))
@@ -41,16 +38,11 @@ def configurations(
     if not names:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt ngd,adam")
     if "seed" in words:
-        seed = words["seed"]
-        raise UserError(f"--seed {seed}: a sweep has several; write --seeds {seed},... or --seeds COUNT")
+        raise UserError(
+            f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
+        )
     common, by_opt = by_optimizer(words, names)
-    options = {n: all_optimizer_options(OPTIMIZERS[n], hyperparameters_of(common | by_opt[n])) for n in names}
-    for key in sorted(hyperparameters_of(common)):
-        having = [name for name in names if key in options[name]]
-        if having and len(having) < len(names):  # `resolve` refuses what none has, with the nearest name
-            why = f"not all of {', '.join(names)} have such an option"
-            raise UserError(f"--opt.{key}: {why}; write --opt.{having[0]}.{key} for {having[0]} alone")
-    grids = [(name, _axes(task, name, common | by_opt[name], options[name], tuned=tuned)) for name in names]
+    grids = [(name, _axes(task, name, common | by_opt[name], tuned=tuned)) for name in names]
     varied = {key: 0 for _, axes in grids for key, values in axes.items() if len(values) > 1}
     refuse_too_many("this sweep", len(seeds) * sum(math.prod(map(len, axes.values())) for _, axes in grids))
     first = [
@@ -65,10 +57,9 @@ def configurations(
     return list({config.run_id: config for config in configs}.values()), list(varied)
 
 
-def _axes(
-    task: str, opt: str, settings: Mapping[str, Any], options: Mapping[str, Option], *, tuned: bool
-) -> dict[str, list[Any]]:
+def _axes(task: str, opt: str, settings: Mapping[str, Any], *, tuned: bool) -> dict[str, list[Any]]:
     """The values of each setting of an optimizer; a range of its own if no hyperparameter has several."""
+    options = all_optimizer_options(OPTIMIZERS[opt], hyperparameters_of(settings))
     axes = {key: values_of(key, value, task, options) for key, value in settings.items()}
     key, span = next(iter(OPTIMIZERS[opt].search.items()), ("", None))
     fixed = tuned_settings(task, opt) if tuned and task else {}

@@ -1,7 +1,6 @@
 """How results depend on a setting: from runs to curves, a table, a figure and files.
 
-A seed that diverged counts as worse than all others: excluding it would favour settings that are stable only for some
-seeds.
+A seed that diverged counts as worse than all others: else settings that are stable for some seeds only would win.
 """
 
 import json
@@ -21,7 +20,7 @@ from bench.results import selection
 from bench.results.render import markdown, written
 from bench.results.selection import CONVERGED, USABLE_FACTOR, USABLE_SHARE, End, Mode
 from bench.results.table import Board, Column, Table
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.text import cell, counted, is_number, plain
 from optimizers.plugins import bare
 
@@ -30,8 +29,7 @@ from optimizers.plugins import bare
 class Point:
     """The runs at one value `x` of the varied setting, and at the values `others` of those that vary with it.
 
-    `median` and `quartiles` (lower, upper) are of the final metric, `score` chooses the best point; it is None if a
-    step cap set the step (`capped`) or half of the seeds diverged.
+    `median` and `quartiles` are of the final metric; `score` chooses the best, None if `capped` or half diverged.
     """
 
     x: Any
@@ -104,7 +102,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         joined = sizes[opt, fixed] > 1 or fixed == "{}"
         point = _point(place, {} if joined else json.loads(fixed), group, above, mode)
         lines.setdefault((opt, fixed if joined else ""), []).append(point)
-    apart = len(set(map(bare, opts))) == len(opts)  # files with the same name may be in two folders
+    names = Counter(map(bare, opts))  # files with the same name may be in two folders
     curves = []
     for (opt, fixed), points in lines.items():
         if numeric:
@@ -114,9 +112,11 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         best = None if tied else selection.best_index(scores, mode, least)
         ranged = best is not None and numeric and fixed and len(points) > 1
         usable = selection.good_range(scores, mode, best, gap=above) if best is not None and ranged else None
-        other = [f"{n.partition('.')[2] or n} {cell(value)}" for n, value in json.loads(fixed or "{}").items()]
-        name, x = ", ".join([bare(opt) if apart else opt, *other]), axes[opt][0] if numeric else " and ".join(words)
-        curves.append(Curve(name, opt, x, points, best, usable, bool(fixed)))
+        others = [f"{n.partition('.')[2] or n} {cell(value)}" for n, value in json.loads(fixed or "{}").items()]
+        name = ", ".join([bare(opt) if names[bare(opt)] == 1 else opt, *others])
+        curves.append(
+            Curve(name, opt, axes[opt][0] if numeric else " and ".join(words), points, best, usable, bool(fixed))
+        )
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     metric, x = f"{runs[0].split} {runs[0].metric}{selection.GAP * above}", " or ".join({c.x: 0 for c in curves})
@@ -154,8 +154,8 @@ def lines(sweep: Sensitivity) -> list[str]:
 
 def board(sweep: Sensitivity) -> Board:
     """A table for each curve, with `*` at the best, and notes."""
-    unfinished = cell(dict(Counter(run.status for run in sweep.results if run.status not in FINISHED)))
-    notes = [f"unfinished runs excluded: {unfinished}"] * any(run.status not in FINISHED for run in sweep.results)
+    unfinished = Counter(run.status for run in sweep.results if not run.finished)
+    notes = [f"unfinished runs excluded: {cell(dict(unfinished))}"] * bool(unfinished)
     notes += [f"gaps below {CONVERGED:g} count as equal: the middle is best (our rule)"] * sweep.above_infimum
     return Board("sweep", f"{sweep.metric} against {sweep.x}", [_table(sweep, c) for c in sweep.curves], notes)
 
@@ -163,16 +163,15 @@ def board(sweep: Sensitivity) -> Board:
 def _table(sweep: Sensitivity, curve: Curve) -> Table:
     heads = {name: name for name in (curve.x, *curve.points[0].others)}
     heads |= {"median": f"median {sweep.metric}", "low": "lower quartile", "high": "upper quartile"}
-    heads |= {"score": "selection score"} | {"diverged": "diverged"}
+    heads |= {"score": "selection score", "diverged": "diverged"}
     rows, several = [], any(point.seeds > 1 for point in curve.points)
     for i, point in enumerate(curve.points):
-        values = {"median": point.median}
-        values |= {"low": point.quartiles[0], "high": point.quartiles[1]} if several else {}
-        row: dict[str, Any] = {curve.x: point.x, **point.others}
-        row |= {} if point.score == point.median else {"score": point.score}  # an empty column is not shown
-        row |= {name: "diverged" if value is None else value for name, value in values.items()}
-        row["best"] = "*" if i == curve.best else "cap" if point.capped else ""
-        rows.append(row | {"diverged": f"{point.diverged}/{point.seeds}"})
+        ends = {"low": point.quartiles[0], "high": point.quartiles[1]} if several else {}
+        scores = {} if point.score == point.median else {"score": point.score}  # an empty column is not shown
+        values = {k: "diverged" if v is None else v for k, v in {"median": point.median, **ends}.items()}
+        mark = "*" if i == curve.best else "cap" if point.capped else ""
+        lost = f"{point.diverged}/{point.seeds}"
+        rows.append({curve.x: point.x, **point.others, **scores, **values, "best": mark, "diverged": lost})
     columns = [Column("best"), *(Column(key, head, side="right", names=key == curve.x) for key, head in heads.items())]
     if curve.best is None:
         return Table(curve.name, columns, rows, ["no best: all are equally good, diverged or set by a step cap"])
@@ -203,5 +202,5 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     path = folder / "sensitivity.md"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{markdown([board(sweep)], 1)}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
+        path.write_text(f"{markdown([board(sweep)])}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
         return [path, *write_pictures(sweep_figure(sweep, CONVERGED).spec(live=False), folder / "sensitivity")]

@@ -38,8 +38,8 @@ from bench.train.training_plan import make_plan, val_every
 from optimizers.plugins import bare
 from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
-from tasks.core.extras import not_installed
-from tasks.core.seeding import derive_seed
+from tasks.core.files import not_installed
+from tasks.core.order import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
 from tasks.core.training_step import TrainingPlan

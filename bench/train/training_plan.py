@@ -15,7 +15,6 @@ from optimizers.groups import REST, Parameter, Part, divide
 from optimizers.hybrid import make
 from optimizers.plugins import BROKEN
 from tasks.core.averaging import Averaging
-from tasks.core.observatory import CHUNKS
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.quantities import observed_steps
 from tasks.core.schedule import Schedule
@@ -87,11 +86,11 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
 
 def _refuse_to_observe(config: RunConfig, task: Task) -> None:
     """Refuse `--trainer.observe` if there is nothing to observe."""
-    flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
     if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
-        raise UserError(f"{flag}: {config.task} has no heads with their own attention to observe")
-    if n < CHUNKS:
-        raise UserError(f"{flag}: the probe batch needs at least {CHUNKS} training samples, and there are {n}")
+        raise UserError(
+            f"--trainer.observe {config.trainer.observe}: {config.task} has no heads with their own attention to"
+            " observe"
+        )
 
 
 def _refuse_idle_rest(config: RunConfig) -> None:

@@ -32,13 +32,14 @@ LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
 class Wanted(NamedTuple):
-    """A point to try, and why; `key` is its `point_key`."""
+    """A point to try, and why."""
 
     point: Point
     kind: Kind
 
     @property
-    def key(self) -> Key:  # noqa: D102
+    def key(self) -> Key:
+        """The point's `point_key`."""
         return point_key(self.point)
 
 
@@ -55,7 +56,6 @@ class Scores:
     capped: Collection[Key] = ()
 
 
-@dataclass(frozen=True)
 class Design:
     """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
@@ -63,26 +63,17 @@ class Design:
     with all combinations of the other axes' values. The place nearest to the ranges' middles comes next, with distances
     relative to their widths. If a neighbour of the best place has not been tried, the grid grows there by a decade.
     Without a range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with
-    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011).
+    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011). The number of points is a multiple
+    of `step`.
     """
 
-    space: Space
-    sampler: Sampler
-
-    @property
-    def ranges(self) -> dict[str, LogUniform]:
-        """The axes that are ranges; only with them the number of points is unlimited."""
-        return {name: axis for name, axis in self.space.items() if isinstance(axis, LogUniform)}
-
-    @property
-    def combinations(self) -> int:
-        """Number of combinations of the listed values."""
-        return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, LogUniform))
-
-    @property
-    def step(self) -> int:
-        """The number of points is a multiple of it."""
-        return self.combinations if self.sampler == "grid" else 1
+    def __init__(self, space: Space, sampler: Sampler) -> None:
+        self.space = space
+        self.sampler: Sampler = sampler
+        self.ranges = {name: axis for name, axis in space.items() if isinstance(axis, LogUniform)}
+        self.lists = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
+        self.combinations = math.prod(map(len, self.lists.values()))
+        self.step = self.combinations if sampler == "grid" else 1
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
@@ -101,27 +92,31 @@ class Design:
             if (trials, count) != (self.combinations, trials):
                 these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
                 raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
-            points = list(_combinations(self.space))
+            points = self._combinations()
         else:
             points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
         return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
-        """The best point with a known score, the middle one of equals by `position`; None if there is none."""
-        known = sorted((point for point in points if point_key(point) in scores.by_key), key=self.position)
+        """The best point with a known score, the middle one of equals by `_position`; None if there is none."""
+        known = sorted((point for point in points if point_key(point) in scores.by_key), key=self._position)
         best = best_index([scores.by_key[point_key(point)] for point in known], scores.mode, scores.least)
         return None if best is None else known[best]
 
-    def position(self, point: Point) -> tuple[float, ...]:
+    def _position(self, point: Point) -> tuple[float, ...]:
         """Sort key of points: the first range, else the first list of numbers, then the other axes in their order."""
-        lists = [n for n, axis in self.space.items() if not isinstance(axis, LogUniform) and all(map(is_number, axis))]
-        main = [*self.ranges, *lists][:1]
+        numbers = [name for name, values in self.lists.items() if all(map(is_number, values))]
+        main = [*self.ranges, *numbers][:1]
         names = [*main, *(name for name in self.space if name not in main)]
-        axes = {name: None if name in main else self.space[name] for name in names}
-        return tuple(axis.index(point[n]) if isinstance(axis, tuple) else point[n] for n, axis in axes.items())
+        by_value = [*main, *self.ranges]
+        return tuple(point[name] if name in by_value else self.lists[name].index(point[name]) for name in names)
+
+    def _combinations(self) -> list[Point]:
+        """All combinations of the listed values; the last axis varies fastest."""
+        return [dict(zip(self.lists, values, strict=True)) for values in itertools.product(*self.lists.values())]
 
     def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
-        ranges, others = self.ranges, list(_combinations(self.space))
+        ranges, others = self.ranges, self._combinations()
         steps = [1, *[2] * len(self.space)][: len(ranges)]  # in half decades
         if trials % len(others):
             why = f"since each value of {' and '.join(ranges)} is tried with all combinations of the others"
@@ -131,10 +126,9 @@ class Design:
 
         def points(place: Place) -> list[Point]:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
-            return [{name: at[name] if name in at else other[name] for name in self.space} for other in others]
+            return [{name: {**at, **other}[name] for name in self.space} for other in others]
 
-        most = max(trials, total) // len(others) + 1
-        outwards = list(itertools.islice(_outwards(list(ranges.values()), steps), most))
+        outwards = [*itertools.islice(_outwards([*ranges.values()], steps), max(trials, total) // len(others) + 1)]
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
         while True:
             by_place = {place: points(place) for place in kinds}
@@ -212,29 +206,22 @@ def _at(axis: Axis, u: float) -> Any:
     return axis[int(u * len(axis) + 1e-9)]  # a float such as 3/5 may be slightly too small
 
 
-def _combinations(space: Space) -> Iterator[Point]:
-    """All combinations of the listed values; the last axis varies fastest."""
-    axes = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
-    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-
-
 def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Place]:
     """Places of a grid from the middle outwards; of equally near ones, the lower first."""
     axes = list(zip(ranges, steps, strict=True))
     middles = [(math.log10(axis.low) + math.log10(axis.high)) / step for axis, step in axes]
     centre = [math.ceil(round(middle, 9) - 0.5) for middle in middles]  # rounded, so that float errors decide no ties
     widths = [2 * math.log10(axis.high / axis.low) / step for axis, step in axes]
-    start: Place = (0,) * len(ranges)
-    near: list[tuple[float, Place]] = [(0.0, start)]
-    seen: set[Place] = {start}
+    near, seen = [(0.0, (0,) * len(axes))], set[Place]()
     while True:
         _, offsets = heapq.heappop(near)
+        if offsets in seen:
+            continue
+        seen.add(offsets)
         yield tuple(c + i for c, i in zip(centre, offsets, strict=True))
-        for beside in (_moved(offsets, k, sign) for k, sign in itertools.product(range(len(offsets)), (-1, 1))):
-            if beside not in seen:
-                seen.add(beside)
-                distance = math.hypot(*(i / width for i, width in zip(beside, widths, strict=True)))
-                heapq.heappush(near, (round(distance, 9), beside))
+        for beside in (_moved(offsets, k, sign) for k, sign in itertools.product(range(len(axes)), (-1, 1))):
+            distance = math.hypot(*(i / width for i, width in zip(beside, widths, strict=True)))
+            heapq.heappush(near, (round(distance, 9), beside))
 
 
 def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int]) -> list[Place]:

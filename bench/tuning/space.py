@@ -11,7 +11,6 @@ from bench.config.options import (
     hyperparameters_of,
     no_such_option,
     parse_options,
-    taken,
 )
 from bench.config.values import ends_of_range
 from bench.errors import UserError, check_known
@@ -41,11 +40,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     """The searched settings, and the fixed ones as given, of settings in dotted form.
 
     The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, in their order, then
-    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`.
-
-    Raises:
-        UserError: a hyperparameter is unknown; a range, grid or list is malformed; a setting other than a
-            hyperparameter has several values; or nothing is left to search.
+    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`. `UserError`
+    if one is unknown or malformed, another setting has several values, or nothing is left to search.
     """
     check_known("optimizer", [opt], OPTIMIZERS)
     spec, given = OPTIMIZERS[opt], hyperparameters_of(words)
@@ -84,7 +80,7 @@ def _range(key: str, raw: str, option: Option) -> LogUniform:
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
     if "float" not in option.type_name.split(" or "):
-        raise UserError(f"--{key} {raw}: it takes {taken(option.type)}, which has no range; give values such as A,B")
+        raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
     return ends
 
 

@@ -81,21 +81,15 @@ def make_spec(
 ) -> StudySpec:
     """The specification of a study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
 
-    Without a sampler, up to two ranges make a grid, and more are searched by TPE.
-
-    Raises:
-        UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
+    Without a sampler, up to two ranges make a grid, and more are searched by TPE. `UserError` if a setting is unknown
+    or illegal, there is nothing to search, or a seed is in both lists.
     """
     for name, kind, known in (("task", "task", TASKS), ("opt", "optimizer", OPTIMIZERS)):
         if not words.get(name):
             raise UserError(f"--{name} is missing; see `bench list {kind}s`")
-        if name == "opt" and "," in str(words[name]):
-            raise UserError(f"--opt {words[name]}: a study tunes one optimizer; `bench compare` tunes several")
         check_known(kind, [str(words[name])], known)
-    if (seed := words.get("seed")) is not None:
-        raise UserError(f"--seed {seed}: trials have several; write --seeds {seed},... or --seeds COUNT")
-    if "logger" in words:
-        raise UserError("--logger: trials have none; their curves are in the store")
+    for name in {"seed", "logger"} & words.keys():
+        raise UserError(f"--{name} {words[name]}: a study has several runs, with --seeds and without loggers")
     if both := ", ".join(map(str, sorted(set(seeds) & set(report_seeds)))):
         why = "the seeds that choose a winner give optimistic scores; use different seeds"
         raise UserError(f"--seeds and --report_seeds share {both}: {why}")
@@ -105,9 +99,9 @@ def make_spec(
     first = design.wanted(trials_of(design, None, len(seeds)))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
-    left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
-    settings = {name: value for name, value in settings.items() if name not in left_out}
-    chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
+    searched = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
+    settings = {name: value for name, value in settings.items() if name not in searched}
+    chosen = {*chosen_of(config), "data_seed", *(["device"] if config.device != "auto" else [])}
     specs = {"task": config.task_spec, "opt": config.opt_spec, "rest": config.rest_spec}
     versions = {kind: getattr(spec, "version", None) for kind, spec in specs.items()}
     versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in specs.items()}
@@ -134,8 +128,7 @@ def tuning_seeds(text: str) -> list[int]:
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:
     """The number of points; by default nine, rounded up to whole combinations of values, or all of lists alone.
 
-    The default is the same for all methods: one with more hyperparameters must not get more trials. `UserError` if no
-    design has such a number.
+    A method with more hyperparameters must not get more trials. `UserError` if no design has such a number.
     """
     if trials is None:
         trials = math.ceil(GRID_POINTS / design.step) * design.step if design.ranges else design.combinations

@@ -7,13 +7,13 @@ store. So an interrupted command continues with the same runs, and runs of other
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.config.checks import check
 from bench.config.run_config import RunConfig
 from bench.errors import UserError
 from bench.results.group import Measure, final
-from bench.results.selection import GAP, End, above_infimum, equal_below, is_capped, score_of
+from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial, edges_of
 from bench.store.store import Store
@@ -23,14 +23,18 @@ from bench.tuning.space import Key, Point, point_key
 from bench.tuning.spec import StudySpec
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A tried point, with its finished runs, one for each tuning seed; none and a reason if it failed."""
 
     point: Point
     kind: Kind
     runs: Sequence[RunResult] = ()
     reason: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The point's `point_key`."""
+        return point_key(self.point)
 
 
 @dataclass
@@ -47,17 +51,10 @@ class Study:
     total: int = 0
     report: bool = True
     failed: dict[str, str] = field(default_factory=dict)
-    _configs: dict[tuple[Key, int], RunConfig] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        """Of the study, from its specification."""
-        return self.spec.name
-
-    @property
-    def store(self) -> Store:
-        """Where its runs are."""
-        return Store(self.places["store"])
+    def __post_init__(self) -> None:
+        self.name, self._configs = self.spec.name, dict[tuple[Key, int], RunConfig]()
+        self.store = Store(self.places["store"])
 
     def configs(self, point: Point, seeds: Sequence[int]) -> list[RunConfig]:
         """The runs of a point (`StudySpec.config`)."""
@@ -75,14 +72,14 @@ class Study:
             new = self._ended([candidate for candidate in wanted if candidate.key not in tried])
             if not new:
                 break
-            tried |= new
+            tried |= {trial.key: trial for trial in new}
         trials = [tried[candidate.key] for candidate in wanted if candidate.key in tried]
-        best = self.spec.design.best([trial.point for trial in trials], scores)
-        fresh = [] if best is None else self.configs(best, self.spec.report_seeds)
+        winner = self.spec.design.best([trial.point for trial in trials], scores)
+        fresh = [] if winner is None else self.configs(winner, self.spec.report_seeds)
         stored = self.store.finished_all(config.run_id for config in fresh)
         todo = list[RunConfig]()
         if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
-            points = [new.point for new in wanted if new.key not in tried or tried[new.key].runs]
+            points = [w.point for w in wanted if w.key not in tried or tried[w.key].runs]
             todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
         elif self.report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
             todo = fresh
@@ -90,38 +87,35 @@ class Study:
             study=self,
             spec=self.spec,
             trials=trials,
+            runs=[run for trial in trials for run in trial.runs],
             scores=scores.by_key,
-            best=None if best is None else tried[point_key(best)],
+            best=None if winner is None else tried[point_key(winner)],
             fresh=[stored[config.run_id] for config in fresh if config.run_id in stored],
             fresh_failed={c.seed: self.failed[c.run_id] for c in fresh if c.run_id in self.failed},
             missing=len(wanted) - len(trials),
             todo=[config for config in todo if config.run_id not in self.failed],
         )
 
-    def _ended(self, wanted: Sequence[Wanted]) -> dict[Key, Trial]:
+    def _ended(self, wanted: Sequence[Wanted]) -> list[Trial]:
         """The trials of these points that have ended: with all runs stored, with a failed run, or illegal."""
-        stored = self.store.finished_all(c.run_id for candidate in wanted for c in self._legal(candidate)[0])
-        trials = dict[Key, Trial]()
-        for candidate in wanted:
-            configs, reason = self._legal(candidate)
+        legal = [self._legal(candidate) for candidate in wanted]
+        stored, trials = self.store.finished_all(config.run_id for configs, _ in legal for config in configs), []
+        for candidate, (configs, reason) in zip(wanted, legal, strict=True):
             runs = [stored[config.run_id] for config in configs if config.run_id in stored]
-            if len(runs) == len(self.spec.seeds):
-                trials[candidate.key] = Trial(*candidate, runs)
-                continue
             reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
-            if not reason and candidate.kind != "design":
-                try:
-                    check(configs[0])  # imports torch
-                except UserError as error:
-                    reason = str(error)
-            if reason:
-                trials[candidate.key] = Trial(*candidate, reason=reason)
+            if len(runs) == len(self.spec.seeds):
+                trials.append(Trial(*candidate, runs))
+            elif reason := reason or self._legal(candidate, thoroughly=candidate.kind != "design")[1]:
+                trials.append(Trial(*candidate, reason=reason))
         return trials
 
-    def _legal(self, candidate: Wanted) -> tuple[list[RunConfig], str]:
+    def _legal(self, candidate: Wanted, *, thoroughly: bool = False) -> tuple[list[RunConfig], str]:
         """The runs of a point; none and a reason for an extension that leaves a hyperparameter's legal range."""
         try:
-            return self.configs(candidate.point, self.spec.seeds), ""
+            configs = self.configs(candidate.point, self.spec.seeds)
+            if thoroughly:
+                check(configs[0])  # imports torch
+            return configs, ""
         except UserError as error:
             if candidate.kind == "design":
                 raise
@@ -133,8 +127,8 @@ class Study:
         A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or a run failed.
         """
         above = above_infimum([run for trial in trials for run in trial.runs])
-        known = {point_key(trial.point): score_of(trial.runs, above, self.spec.mode) for trial in trials}
-        capped = {point_key(trial.point) for trial in trials if is_capped(trial.runs)}
+        known = {trial.key: score_of(trial.runs, above, self.spec.mode) for trial in trials}
+        capped = {trial.key for trial in trials if is_capped(trial.runs)}
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
 
@@ -167,14 +161,15 @@ def common_trials(studies: Sequence[Study], least: int = 0) -> int:
 class StudyResult:
     """Results of a study, finished or not.
 
-    `missing` points have not been tried yet; `scores` are by `point_key`; `best` is None if no trial has a score;
-    `fresh` are its runs on fresh seeds, `fresh_failed` says why others failed, by seed; `todo` are the runs wanted now,
-    with stored ones of the same round.
+    `runs` are of all trials; `scores` are by `point_key`; `best` is None if no trial has a score; `fresh` are its runs
+    on fresh seeds, `fresh_failed` says why others failed, by seed; `missing` points have not been tried yet; `todo` are
+    the runs wanted now, with stored ones of the same round.
     """
 
     study: Study
     spec: StudySpec
     trials: list[Trial]
+    runs: list[RunResult]
     scores: Mapping[Key, End]
     best: Trial | None
     fresh: list[RunResult]
@@ -183,20 +178,9 @@ class StudyResult:
     todo: list[RunConfig]
 
     @property
-    def runs(self) -> list[RunResult]:
-        """All runs of the trials, without the fresh seeds."""
-        return [run for trial in self.trials for run in trial.runs]
-
-    @property
-    def edges(self) -> list[str]:
-        """Searched settings whose best value is at an edge of the tried ones (`edges_of`)."""
-        points = [trial.point for trial in self.trials]
-        return [] if self.best is None else edges_of(self.spec.axes, points, self.best.point)
-
-    @property
     def score(self) -> End:
         """The winner's score on the seeds of the trials, which is optimistic."""
-        return None if self.best is None else self.scores[point_key(self.best.point)]
+        return self.best and self.scores[self.best.key]
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -205,14 +189,10 @@ class StudyResult:
         return {} if self.best is None else {name: self.best.runs[0].config["opt_options"][name] for name in names}
 
     @property
-    def metric_suffix(self) -> str:
-        """Text to append to the metric's name, if scores and fresh values are suboptimality gaps."""
-        return GAP * above_infimum([*self.runs, *self.fresh])
-
-    @property
     def measure(self) -> Measure:
-        """The metric on the reporting split."""
-        return final(self.spec.metric, self.spec.mode, bool(self.metric_suffix))
+        """The metric on the reporting split, or its suboptimality gap."""
+        above = above_infimum([*self.runs, *self.fresh])
+        return final(self.spec.metric, self.spec.mode, above)
 
     @property
     def record(self) -> StudyRecord:
@@ -223,17 +203,18 @@ class StudyResult:
                 "point": dict(trial.point),
                 "kind": trial.kind,
                 "state": "completed" if trial.runs else "failed",
-                "score": self.scores.get(point_key(trial.point)),
+                "score": self.scores[trial.key],
                 "runs": [run.run_id for run in trial.runs],
             }
             for trial in self.trials
         ]
+        edges = edges_of(self.spec.axes, [trial.point for trial in self.trials], self.best.point if self.best else {})
         return StudyRecord(
             name=self.spec.name,
             axes=list(self.spec.axes),
             trials=trials,
             winner=None if self.best is None else self.best.runs[0].run_id,
-            lr_at_boundary=bool(self.edges),
+            lr_at_boundary=bool(edges),
             missing=self.missing,
             select_split=splits.pop() if len(splits) == 1 else "",
             **self.spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),

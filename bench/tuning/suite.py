@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.config.values import read_seeds, refuse_too_many, suite_file, suites
 from bench.errors import UserError, check_known
@@ -21,32 +20,30 @@ from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.spec import StudySpec, make_spec, trials_of, tuning_seeds
 from bench.tuning.study import Study, StudyResult, common_trials
-from bench.tuning.summary import by_task
 from optimizers.plugins import slug
 
 Settings = dict[str, Any]
 
 
-def _by_name(entries: object, field: ValidationInfo) -> object:
+def _by_name(entries: Any, field: ValidationInfo) -> Any:
     """Settings by name in dotted form, also from a list of names; anything else as it is."""
-    if isinstance(entries, dict):
-        where = field.field_name
-        return {n: flattened(x, f"{where}.{n}") if isinstance(x, dict) else x for n, x in entries.items()}
     if isinstance(entries, list) and all(isinstance(name, str) for name in entries):
-        return dict.fromkeys(entries)
-    return entries
+        entries = dict.fromkeys(entries)
+    if not isinstance(entries, dict):
+        return entries
+    return {n: flattened(x, f"{field.field_name}.{n}") if isinstance(x, dict) else x for n, x in entries.items()}
 
 
 Named = Annotated[dict[str, Settings | None], BeforeValidator(_by_name), Field(min_length=1)]
 
 
-class Tune(NoBooleans):
+class Tune(BaseModel):
     """How each optimizer is tuned: number of trials, seeds of each (how many, or which), sampler.
 
     `total` is the minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     trials: int | None = None
     seeds: int | list[int] = 2
@@ -54,7 +51,7 @@ class Tune(NoBooleans):
     total: int = 0
 
 
-class Suite(NoBooleans, BaseModel):
+class Suite(BaseModel):
     """The content of a file in `configs/suites`.
 
     `tasks` and `optimizers` are names, or settings by name, of which a range or a list of values is searched;
@@ -72,16 +69,15 @@ class Suite(NoBooleans, BaseModel):
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task; `UserError` if a setting is unknown or illegal."""
-
-        def text(seeds: int | list[int]) -> str:
-            return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
-
+        tuning, fresh = (
+            seeds if isinstance(seeds, int) else f"{str(seeds)[1:-1]}," for seeds in (self.tune.seeds, self.seeds)
+        )
         return [
             make_spec(
                 {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
-                seeds=tuning_seeds(text(self.tune.seeds)),
-                report_seeds=read_seeds(text(self.seeds), "--report_seeds", 5),
+                seeds=tuning_seeds(str(tuning)),
+                report_seeds=read_seeds(str(fresh), "--report_seeds", 5),
                 places=places,
             )
             for task, of_task in self.tasks.items()
@@ -89,17 +85,13 @@ class Suite(NoBooleans, BaseModel):
         ]
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
-        """The studies of each task, before their budgets are made equal and their winners run.
-
-        Raises:
-            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
-        """
+        """The studies of each task, before their winners run; `UserError` if budgets cannot be made equal."""
         tasks: dict[str, list[Study]] = {}
-        runs = 0
         for spec in self.specs(places):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
             tasks.setdefault(spec.task, []).append(Study(spec, trials, places, report=False))
-            runs += trials * len(spec.seeds) + len(spec.report_seeds)
+        every = [study for studies in tasks.values() for study in studies]
+        runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
         for studies in tasks.values():
             fixed = [study for study in studies if not study.spec.design.ranges]
@@ -115,17 +107,20 @@ class Suite(NoBooleans, BaseModel):
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
     """The parts of a suite with these tasks and optimizers (all if None); `UserError` if no part has them."""
-    kept = []
-    for what, names, of in (("task", tasks, "tasks"), ("optimizer", opts, "optimizers")):
-        check_known(f"{what} of the suite", names or (), {name: 0 for part in parts for name in getattr(part, of)})
-    for part in parts:
-        of_tasks = {name: settings for name, settings in part.tasks.items() if tasks is None or name in tasks}
-        of_opts = {name: settings for name, settings in part.optimizers.items() if opts is None or name in opts}
-        if of_tasks and of_opts:
-            kept.append(part.model_copy(update={"tasks": of_tasks, "optimizers": of_opts}))
-    if not kept:
-        raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
-    return kept
+    check_known("task of the suite", tasks or (), {name: 0 for part in parts for name in part.tasks})
+    check_known("optimizer of the suite", opts or (), {name: 0 for part in parts for name in part.optimizers})
+
+    def some(settings: Named, names: Sequence[str] | None) -> Named:
+        return {name: value for name, value in settings.items() if names is None or name in names}
+
+    kept = [
+        part.model_copy(update={"tasks": some(part.tasks, tasks), "optimizers": some(part.optimizers, opts)})
+        for part in parts
+        if some(part.tasks, tasks) and some(part.optimizers, opts)
+    ]
+    if kept:
+        return kept
+    raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
 
 
 def load(name: str) -> list[Suite]:
@@ -133,8 +128,8 @@ def load(name: str) -> list[Suite]:
     path = suite_file(name)
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
-        parts, known = content["parts"], {*suites()}
-        if len(content) > 1 or not isinstance(parts, list) or not parts or not known.issuperset(map(str, parts)):
+        parts = content["parts"]
+        if not isinstance(parts, list) or not {*map(str, parts)} <= suites().keys():
             raise UserError(f"{path}: `parts` takes names of shipped suites, such as [theory, lm]; got {parts!r}")
         return [suite for part in parts for suite in load(part)]
     try:
@@ -150,10 +145,7 @@ def load(name: str) -> list[Suite]:
 
 
 def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
-    """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker.
-
-    `measure` estimates the seconds of a run of a study without any.
-    """
+    """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker."""
     rows = []
     for study in studies:
         result, spec = study.result(), study.spec
@@ -175,10 +167,10 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         from bench.train.threads import set_threads
 
     set_threads(threads)
-    known: dict[str, float] = {}
+    known: dict[str, float] = {}  # optimizers hardly differ
 
     def measure(spec: StudySpec) -> float:
-        key = f"{spec.task} {sorted((k, str(v)) for k, v in spec.settings.items() if not k.startswith('opt.'))}"
+        key = f"{spec.task} {[setting for setting in spec.settings.items() if not setting[0].startswith('opt.')]}"
         if key not in known:
             config = spec.typical(places)
             with doing(f"timing a step of {spec.task}"):
@@ -192,22 +184,21 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
 
 def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     """The plan for a terminal."""
-    heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
-    values = [
-        (row["task"], row["opt"], row["study"], "{}/{}".format(*row["trials"]), "{}/{}".format(*row["fresh"]))
-        + (row["runs"], duration(row["seconds"] / workers))
-        for row in rows
-    ]
-    runs, seconds = sum(row["runs"] for row in rows), sum(row["seconds"] for row in rows) / workers
-    about = f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')} (less with lanes);"
-    return [*shown(Table.of(heads, values)), f"{about} more if the best point of a grid is at its edge"]
+    heads = ["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]
+    times = [row["seconds"] / workers for row in rows]
+    values = [list(row.values())[:-1] + [duration(time)] for row, time in zip(rows, times, strict=True)]
+    words = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row] for row in values]
+    about = f"{sum(row['runs'] for row in rows)} runs to do, about {duration(sum(times))} with"
+    about += f" {counted(workers, 'worker')} (less with lanes); more if the best point of a grid is at its edge"
+    return [*shown(Table.of(heads, words)), about]
 
 
 def write(out: Path, results: Sequence[StudyResult], command: str) -> list[Path]:
     """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`."""
-    paths: list[Path] = []
-    for task, of_task in by_task([result for result in results if result.best is not None]).items():
-        paths += [tuned.write(out, result) for result in of_task]
+    results = [result for result in results if result.best is not None]
+    paths = [tuned.write(out, result) for result in results]
+    for task in dict.fromkeys(result.spec.task for result in results):
+        of_task = [result for result in results if result.spec.task == task]
         varied = dict.fromkeys(name for result in of_task for name in result.spec.axes)
         runs = [run for result in of_task for run in result.runs]
         together = sensitivity.analyse(runs, list(varied), of_task[0].spec.mode)

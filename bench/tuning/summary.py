@@ -12,30 +12,31 @@ from bench.text import options_text, plain
 from bench.tuning.study import StudyResult
 
 
-def by_task(results: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
-    """The results by task."""
-    tasks: dict[str, list[StudyResult]] = {}
-    for result in results:
-        tasks.setdefault(result.spec.task, []).append(result)
-    return tasks
-
-
 def result_lines(results: Sequence[StudyResult]) -> list[str]:
     """A table of the studies of each task, with failures."""
     lines: list[str] = []
-    for task, of_task in by_task(results).items():
-        metric = f"{of_task[0].spec.metric}{of_task[0].metric_suffix}"
-        heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
-        rows, failed = [], []
+    for task in dict.fromkeys(result.spec.task for result in results):
+        of_task = [result for result in results if result.spec.task == task]
+        metric, rows, failed = of_task[0].measure.words, [], []
         for result in of_task:
             best = "none" if result.best is None else options_text(result.best.point)
             score = None if result.score is None else score_text(result.score, result.spec.metric)
             trials = f"{len(result.trials)} of {len(result.trials) + result.missing}"
-            fresh = result.measure.mean(Group.of(result.fresh))
-            steps = f"{sum(run.steps for run in result.runs):,}"
-            rows.append((result.spec.opt, trials, best, score, fresh, "yes" if result.edges else "no", steps))
+            fresh, steps = result.measure.mean(Group.of(result.fresh)), sum(run.steps for run in result.runs)
+            rows.append(
+                (
+                    result.spec.opt,
+                    trials,
+                    best,
+                    score,
+                    fresh,
+                    "yes" if result.record.lr_at_boundary else "no",
+                    f"{steps:,}",
+                )
+            )
             failed += [f"{options_text(trial.point)}: {trial.reason}" for trial in result.trials if not trial.runs]
             failed += [f"fresh seed {seed}: {reason}" for seed, reason in result.fresh_failed.items()]
+        heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
         table = shown(Table.of([*heads, "at edge", "gradients"], rows))
         lines += [task, *table, *(f"failed: {reason}" for reason in failed), ""]
     return lines
@@ -49,8 +50,7 @@ def lines(result: StudyResult) -> list[str]:
 
 def as_json(result: StudyResult) -> dict[str, Any]:
     """The results in a form for strict JSON; costs are seconds of training and batch gradients (optimizer steps)."""
-    record, fresh = result.record, Group.of(result.fresh)
-    mean = result.measure.mean(fresh)
+    record, fresh, mean = result.record, Group.of(result.fresh), result.measure.mean(Group.of(result.fresh))
     low, high = (None, None) if mean is None else mean.ends
     seeds = {"seeds": [run.config["seed"] for run in result.fresh], "values": result.measure.values(fresh)}
     cost = {

@@ -18,16 +18,11 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
     """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
 
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
-
-    Raises:
-        UserError: a run cannot be trained, or more runs are wanted than the budget allows.
-        RunFailed: the first runs failed, or the disk is full or gone.
     """
-    task, mode = studies[0].spec.task, studies[0].spec.mode
-    view = SweepProgress("", mode, enabled=False)
+    views = dict[bool, SweepProgress]()
     while True:
         equalize(studies)
-        todo = {study.name: runs for study in studies if (runs := study.result().todo)}
+        todo = {f"study {study.name}": runs for study in studies if (runs := study.result().todo)}
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
         if not configs:
             return True
@@ -35,11 +30,10 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
         if effort.budget is not None:
             crew.trained += len(missing(configs))
             effort.budget.refuse_beyond(crew.trained)
-        what = f"{task}: {'fresh seeds' if studies[0].report else 'tuning'}"
-        what += f" of {listed([study.spec.opt for study in studies])}"
-        if view.label != what:
-            view = SweepProgress(what, mode, enabled=progress)
-        titles = {config.run_id: f"study {name}" for name, runs in todo.items() for config in runs}
+        phase = "fresh seeds" if (fresh := studies[0].report) else "tuning"
+        label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
+        view = views.setdefault(fresh, SweepProgress(label, studies[0].spec.mode, enabled=progress))
+        titles = {config.run_id: title for title, runs in todo.items() for config in runs}
         try:
             if not execute(configs, view, effort, plan=titles, crew=crew):
                 return False

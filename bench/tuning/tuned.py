@@ -4,7 +4,7 @@ import shlex
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bench.errors import UserError, first_line
 from bench.output import writing
@@ -18,9 +18,6 @@ from bench.tuning.study import StudyResult
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
-
 
 def write(folder: Path, result: StudyResult) -> Path:
     """Write the winner's settings with their provenance to `TASK/OPT.yaml`; `UserError` without a winner."""
@@ -28,7 +25,7 @@ def write(folder: Path, result: StudyResult) -> Path:
 
     if result.best is None:
         raise UserError(f"study {result.study.name}: no trial has a score, so there is nothing to write")
-    spec, run, path = result.spec, result.best.runs[0], tuned_path(folder, result.spec)
+    spec, run, path = result.spec, result.best.runs[0], _path(folder, result.spec)
     # Defaults are written too: later changes of them must not change tuned settings.
     options = run.config["opt_options"].items()
     values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
@@ -52,25 +49,20 @@ def write(folder: Path, result: StudyResult) -> Path:
     return path
 
 
-def tuned_path(folder: Path, spec: StudySpec) -> Path:
-    """The path of the settings of a study."""
+def _path(folder: Path, spec: StudySpec) -> Path:
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
 def use_line(folder: Path, spec: StudySpec) -> str:
     """The command that trains with the settings of a study in a folder, with a seed that did not choose them."""
-    words = ["bench", "fit", "--config", str(tuned_path(folder, spec))]
-    words += ["--device", spec.settings["device"]] if "device" in spec.chosen else []
-    return shlex.join(words + ["--seed", str(max(spec.seeds) + 1)] * (0 in spec.seeds))
+    seed = ["--seed", str(max(spec.seeds) + 1)] * (0 in spec.seeds)
+    return shlex.join(["bench", "fit", "--config", str(_path(folder, spec)), *seed])
 
 
 def remember(result: StudyResult) -> None:
     """Write the study's record for boards (`studies/NAME.json`), and an Optuna journal (`studies/NAME.log`).
 
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
-
-    Raises:
-        RunFailed: the disk is full or unavailable.
     """
     record, store = result.record, result.study.store.folder
     path = study_path(store, record.name)
@@ -84,7 +76,7 @@ def remember(result: StudyResult) -> None:
         _mirror(result, journal(temporary))
 
 
-def journal(path: Path) -> "BaseStorage":
+def journal(path: Path) -> Any:
     """The file as a storage of Optuna."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -100,7 +92,7 @@ def mirror(result: StudyResult, url: str) -> None:
         raise UserError(f"--storage {url}: {first_line(error)}") from None
 
 
-def _mirror(result: StudyResult, storage: "str | BaseStorage") -> None:
+def _mirror(result: StudyResult, storage: Any) -> None:
     """Add the trials that a storage lacks."""
     import optuna
 
@@ -109,13 +101,10 @@ def _mirror(result: StudyResult, storage: "str | BaseStorage") -> None:
     study = optuna.create_study(storage=storage, study_name=result.study.name, direction=direction, load_if_exists=True)
     known = {point_key(trial.params) for trial in study.get_trials(deepcopy=False)}
     for trial in (trial for trial in result.record.trials if point_key(trial["point"]) not in known):
-        axes = {name: distribution(axis, trial["point"][name]) for name, axis in result.spec.axes.items()}
+        point, score = trial["point"], trial["score"]
+        axes = {name: distribution(axis, point[name]) for name, axis in result.spec.axes.items()}
+        about = {"kind": trial["kind"], "seeds": result.spec.seeds, "runs": trial["runs"]}
+        state = optuna.trial.TrialState["FAIL" if score is None else "COMPLETE"]
         study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState[("FAIL" if trial["score"] is None else "COMPLETE")],
-                params=trial["point"],
-                distributions=axes,
-                value=trial["score"],
-                user_attrs={"kind": trial["kind"], "seeds": result.spec.seeds, "runs": trial["runs"]},
-            )
+            optuna.trial.create_trial(state=state, params=point, distributions=axes, value=score, user_attrs=about)
         )

@@ -215,7 +215,7 @@ _watched: list[Watched] | None = None
 
 @contextmanager
 def watched_attention() -> Iterator[list[Watched]]:
-    """Collect the logits of `plain_attention` within; its operations can then be differentiated twice."""
+    """Collect the logits of `plain_attention` within."""
     global _watched
     before, _watched = _watched, []
     try:

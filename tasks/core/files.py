@@ -6,40 +6,17 @@ import shutil
 import tarfile
 import traceback
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+"""The clone of the suite, or where an installed package is."""
+
 
 class DataError(Exception):
     """Data are missing or damaged, or cannot be fetched or cached; the message says which file and what to do."""
-
-
-_reading = ContextVar("reading", default=False)
-
-
-@contextmanager
-def only_reading() -> Iterator[None]:
-    """Forbid downloads and writes within: they raise a DataError, as if they had failed."""
-    token = _reading.set(True)
-    try:
-        yield
-    finally:
-        _reading.reset(token)
-
-
-def is_reading() -> bool:
-    """Whether this is within `only_reading`."""
-    return _reading.get()
-
-
-def refuse_if_reading() -> None:
-    """Called before something is downloaded or written."""
-    if is_reading():
-        raise DataError("nothing is downloaded or written for a list")
 
 
 def md5(path: Path) -> str:
@@ -59,7 +36,6 @@ def require_present(paths: Iterable[Path], download: Callable[[list[Path]], obje
     missing = [path for path in paths if not path.is_file()]
     if missing:
         try:
-            refuse_if_reading()
             download(missing)
         except Exception as error:  # of the network, of the Hub, of the disk
             names = ", ".join(path.name for path in missing)
@@ -108,7 +84,6 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
     """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name."""
-    refuse_if_reading()
     with TemporaryDirectory(dir=folder.parent) as temporary:
         try:
             with tarfile.open(archive) as members:
@@ -126,3 +101,10 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
         for path in Path(temporary).iterdir():
             if not (folder / path.name).exists():
                 path.replace(folder / path.name)
+
+
+def not_installed(package: str, extra: str) -> str:
+    """The message about an optional package, with the extra of the suite that installs it."""
+    clone = (ROOT / "pyproject.toml").is_file()
+    how = f"uv sync --extra {extra}" if clone else f"pip install 'attention-optimizer-bench[{extra}]'"
+    return f"the package {package} is not installed: {how}"

@@ -23,22 +23,6 @@ HEADS = {
     " direction (Tarzanagh et al., Transformers as Support Vector Machines, arXiv 2308.16898)",
 }
 """Of each head, as `NAME_lLAYER_hHEAD`, counted from 0."""
-MODEL = {
-    "sharpness": "largest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
-    " Lanczos steps (from below); 2 / step size is the edge of stability of gradient descent (Cohen et al., arXiv"
-    " 2103.00065)",
-    "curvature": "u^T H u / ||u||^2 along the last update u",
-    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it, both of the loss that"
-    " gives the sharpness. For full batches: step size times curvature, and from 2 on the update increased the loss, to"
-    " second order. With mini-batches u comes from another batch: negative where u goes uphill on this one",
-    "gradient_square": "||G||^2 of the expected gradient, an unbiased estimate (McCandlish et al., arXiv 1812.06162)",
-    "gradient_noise": "trace of the covariance of a sample's gradient, an unbiased estimate (McCandlish et al.)",
-    "noise_scale": "gradient_noise / gradient_square, in samples; none where the estimate of ||G||^2 is not positive",
-    "update_cosine": "cosine of the last two updates, in [-1, 1]",
-    "update_ratio_ROLE": "norm of the last update divided by that of the weights, for the parameters of a role",
-}
-"""Of the model. Sharpness, curvature and edge are measured at every second one of the steps."""
-
 
 OBSERVED = ("vision", "text", "lm")
 """Task families whose models have such heads."""

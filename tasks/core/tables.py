@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.cache import digest_of
-from tasks.core.extras import not_installed
-from tasks.core.files import DataError, one_line
+from tasks.core.files import DataError, not_installed, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

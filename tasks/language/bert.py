@@ -20,7 +20,7 @@ from tasks.core.roles import COMPOSITION
 from tasks.core.tables import sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.language.tokenizer import hub_folder, named_folder
+from tasks.language.tokenizer import model_folder
 
 if TYPE_CHECKING:
     from tasks.language.labelled_text import TextBatch, TextData
@@ -95,8 +95,6 @@ class Encoder(Task):
             check_range("dropout", dropout, 0, 1, open_high=True)
         if init_std is not None and not 0 <= init_std < math.inf:
             raise ValueError(f"init_std={init_std} is out of range: it must be at least 0 and finite")
-        if heads not in ("regroup", "fresh", None):
-            raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
         if scratch and heads == "regroup":
             raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"
@@ -105,13 +103,13 @@ class Encoder(Task):
                 f"attention={attention} would change the meaning of a checkpoint's weights; use its architecture with"
                 " random weights (heads=fresh), or a small model (scratch=true)"
             )
-        self.num_classes, self.group_names = data.num_classes, data.group_names
+        self.num_classes = data.num_classes
         if scratch:
             config, folder = _small_bert(data, layers, width), None
             self.part = _SMALL if self.PRETRAINED else None
         else:
-            folder = model_folder(model, weights=not drawn)
-            config = _config_of(type(self), model, folder, data)
+            folder = _folder_with(model, [_CONFIG] if drawn else [_CONFIG, _WEIGHTS])
+            config = _config_of(model, folder, data)
         longest = (data.tokenizer.truncation or {"max_length": 0})["max_length"]
         count: int = num_heads or config.num_attention_heads
         shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
@@ -178,8 +176,7 @@ class TextClassifier(Encoder):
     """An encoder of the BERT family with a classifier on the first token; the loss is the mean cross-entropy.
 
     The model is transformers' own for sequence classification: BERT's pooler, dropout and a linear layer; for RoBERTa
-    dropout, a linear layer with tanh, dropout and a linear layer. Logits have the shape (rows, num_classes). Where
-    texts carry groups, the labels of an outcome have one column more for each: shape (rows, 1 + G), the label first.
+    dropout, a linear layer with tanh, dropout and a linear layer. Logits have the shape (rows, num_classes).
     """
 
     AUTO = AutoModelForSequenceClassification
@@ -187,18 +184,12 @@ class TextClassifier(Encoder):
 
     def loss(self, batch: "TextBatch") -> Outcome:
         """Mean cross-entropy of the logits."""
-        labels, groups, logits = batch.labels, batch.groups, self.encode(batch).logits
-        shown = labels if groups is None else torch.cat([labels[:, None], groups.to(labels.dtype)], 1)
-        return Outcome(cross_entropy(logits, labels), logits, shown)
+        logits = self.encode(batch).logits
+        return Outcome(cross_entropy(logits, batch.labels), logits, batch.labels)
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy, by the largest logit, on all texts and, where texts carry groups, on the worst group."""
-        if not self.group_names:
-            return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
-        return {
-            "accuracy": _Accuracy(self.num_classes, average="micro", validate_args=False),
-            "worst_group": WorstGroupAccuracy(self.num_classes, len(self.group_names)),
-        }
+        """Accuracy, by the largest logit."""
+        return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
 
 
 class RowClassifier(TextClassifier):
@@ -264,40 +255,21 @@ def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal[
 # -- weights --------------------------------------------------------------------------------------------------------
 
 
-def model_folder(model: str, *, weights: bool = True) -> Path:
-    """The folder with a model's config.json and, if needed, model.safetensors.
-
-    A model is a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub, which fills a folder of its cache.
-    """
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    needed = [_CONFIG, _WEIGHTS] if weights else [_CONFIG]
-    folder = named_folder(model)
-    if not folder.is_dir():
-        try:
-            folder = hub_folder(model, needed, lambda folder: all((folder / name).is_file() for name in needed))
-        except Exception as error:
-            raise DataError(
-                f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache"
-                f" {HF_HUB_CACHE}, and downloading failed ({one_line(error)}); name a folder that has that with"
-                " --task.model DIR, set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
-            ) from error
-    names = {path.name for path in folder.iterdir()}
-    if weights and _WEIGHTS not in names and any(name.startswith("pytorch_model") for name in names):
-        raise DataError(
-            f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
-            f" convert it to {_WEIGHTS} in a trusted environment (transformers' save_pretrained does that), or name"
-            f" another"
-        )
-    if missing := [name for name in needed if name not in names]:
+def _folder_with(model: str, needed: list[str]) -> Path:
+    """The folder with these files of a model."""
+    folder = model_folder(
+        model, needed, lambda folder: all((folder / name).is_file() for name in needed), " and ".join(needed)
+    )
+    if missing := [name for name in needed if not (folder / name).is_file()]:
         raise DataError(
             f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with"
-            f" {' and '.join(needed)}"
+            f" {' and '.join(needed)}. Weights in a pickle (pytorch_model.bin) can run any code and are not read:"
+            " convert them in a trusted environment (transformers' save_pretrained does that)"
         )
     return folder
 
 
-def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") -> Any:
+def _config_of(model: str, folder: Path, data: "TextData") -> Any:
     """The configuration of a model, which must fit the data."""
     try:
         config: Any = AutoConfig.from_pretrained(folder)
@@ -309,13 +281,6 @@ def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") 
         raise ValueError(
             f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
             " prepare the data with this model's tokenizer"
-        )
-    head = kind.AUTO.__name__.removeprefix("AutoModel")
-    has_head = any(name.endswith(head) for name in config.architectures or ())
-    if has_head and config.num_labels != data.num_classes:
-        raise ValueError(
-            f"model={model} has a classifier for {config.num_labels} labels and the data have {data.num_classes};"
-            " name the model before fine-tuning"
         )
     return config
 
@@ -342,45 +307,3 @@ def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how:
             f"model {model!r}: {_WEIGHTS} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}"
         )
     return loaded
-
-
-# -- metrics --------------------------------------------------------------------------------------------------------
-
-
-class _Accuracy(MulticlassAccuracy):
-    """Accuracy from labels of shape (rows, 1 + G)."""
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Take logits, shape (rows, classes), and labels."""
-        super().update(preds, target[:, 0])
-
-
-class WorstGroupAccuracy(Metric):
-    """Smallest accuracy over the groups (one of G identities x label) that have samples.
-
-    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, since a text may mention several
-    identities; texts that mention none are not counted. It is NaN if no group has samples.
-    """
-
-    samples: Tensor
-    right: Tensor
-
-    def __init__(self, num_classes: int, identities: int) -> None:
-        super().__init__()
-        self.classes = num_classes
-        zeros = torch.zeros(identities, num_classes, dtype=torch.int64)
-        self.add_state("samples", zeros, dist_reduce_fx="sum")
-        self.add_state("right", zeros.clone(), dist_reduce_fx="sum")
-
-    def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take logits (rows, classes) and labels (rows, 1 + G): the label, then 1 or 0 for each identity."""
-        y = labels[:, 0]
-        cells = labels[:, 1:, None] * (y[:, None] == torch.arange(self.classes, device=y.device))[:, None]
-        self.samples = self.samples + cells.sum(0)
-        self.right = self.right + (cells * (predictions.argmax(1) == y)[:, None, None]).sum(0)
-
-    def compute(self) -> Tensor:
-        """The smallest accuracy, shape ()."""
-        counted = self.samples > 0
-        worst = torch.where(counted, self.right / self.samples, torch.inf).min()
-        return torch.where(counted.any(), worst, torch.nan)

@@ -8,7 +8,7 @@ and in evaluation.
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizers.step_size import check_range
-from tasks.core.cache import cached, cached_arrays, digest_of
+from tasks.core.cache import Entry, cached, digest_of
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.randomness import BatchRandomness
-from tasks.core.tables import amount, is_table, open_bytes, readable, sha256
-from tasks.language.sources import CORPORA, TextSource, check_texts, find_corpus
+from tasks.core.tables import amount, is_table, open_bytes, sha256
+from tasks.language.sources import CORPORA, TextSource, find_corpus
 from tasks.language.vocabulary import (
+    BYTES,
     LEAST_PAIRS,
     MOST,
-    Bytes,
-    Characters,
     Vocabulary,
+    characters,
     read_vocabulary,
     train_byte_pairs,
 )
@@ -104,12 +104,12 @@ class CorpusData(TaskData):
         digests = {split: sha256(*paths) for split, paths in files.items()}
         self._digests = {paths[0].name: digests[split] for split, paths in files.items()}
         texts = _splits(source, files, digests["train"])
-        self.vocabulary = _vocabulary(texts, tokens, vocab, (self._digests, source.separator))
+        self.vocabulary = _vocabulary(texts, tokens, vocab, digests)
         arrays: dict[str, NDArray[np.uint16]] = {}
         self._packed: dict[str, Any] = {}
         for split, paths in files.items():
             texts_of_file = {name: text for name, text in texts.items() if text.paths == paths}
-            streams, records = _packed(paths, digests[split], texts_of_file, self.vocabulary)
+            streams, records = _packed(digests[split], texts_of_file, self.vocabulary)
             arrays |= streams
             self._packed |= records
         for split, ids in arrays.items():
@@ -160,7 +160,7 @@ class CorpusData(TaskData):
         return {
             "files": {name: value[:16] for name, value in self._digests.items()},
             "validation": self._packed["val"]["sha256"][:16],
-            "tokenizer": digest_of(self.vocabulary.to_str())[:16],
+            "tokenizer": digest_of(self.vocabulary.text)[:16],
             "vocabulary": self.vocab_size,
             "tokens": {split: len(ids) for split, ids in self._ids.items()},
             "bytes": {split: self._packed[split]["bytes"] for split in self._ids},
@@ -213,12 +213,14 @@ class _Text(NamedTuple):
 
 
 def _splits(source: TextSource, files: Mapping[str, Sequence[Path]], digest: str) -> dict[str, _Text]:
-    """The text of each split."""
+    """The text of each split; the digest is that of the training files."""
     texts = {split: _Text(source, paths) for split, paths in files.items()}
     whole = texts["train"]
     if "val" not in texts:
-        meaning = "characters", digest, source.separator
-        cut = cached(meaning, int, lambda: str(sum(map(len, whole.chunks())))) * 9 // 10
+        count = cached(
+            digest, ("characters", source.separator), lambda: ({}, {"characters": sum(map(len, whole.chunks()))})
+        )
+        cut = count[1]["characters"] * 9 // 10
         texts |= {"train": whole._replace(stop=cut), "val": whole._replace(start=cut)}
     return texts
 
@@ -236,34 +238,15 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
                 f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from None
         return
-    gathered: list[str] = []
-    size = 0
-    for text in _rows(source, path):
-        gathered += text, source.separator
-        size += len(text)
-        if size >= _CHUNK:
-            yield "".join(gathered)
-            gathered, size = [], 0
-    yield "".join(gathered)
-
-
-def _rows(source: TextSource, path: Path) -> Iterator[str]:
-    """The texts of a table; Parquet, which may be large, is read piece by piece."""
-    import pyarrow.parquet as pq
-
-    if path.suffix != ".parquet":
-        yield from source.read([path], ["text"])[0]["text"].to_pylist()
-        return
-    row = 0
-    with readable(path):
-        file = pq.ParquetFile(path)
-        if "text" not in file.schema_arrow.names:
-            source.read([path], ["text"])  # raises: it names the columns
-        for batch in file.iter_batches(1000, columns=["text"]):
-            batch.validate(full=True)  # texts are UTF-8
-            check_texts(path, batch["text"], "text", row)
-            yield from batch["text"].to_pylist()
-            row += len(batch)
+    rows, size = list[str](), 0
+    for batch in source.read([path], ["text"])[0].to_batches(1000):
+        for text in batch["text"].to_pylist():
+            rows += text, source.separator
+            size += len(text)
+            if size >= _CHUNK:
+                yield "".join(rows)
+                rows, size = [], 0
+    yield "".join(rows)
 
 
 def _parts(source: TextSource, files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
@@ -277,37 +260,37 @@ def _parts(source: TextSource, files: Mapping[str, Sequence[Path]]) -> Iterator[
 # -- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> Vocabulary:
+def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, digests: Mapping[str, str]) -> Vocabulary:
     """Tokens of a corpus: a function of its text, equal on every machine; computed once, then cached."""
     if kind == "byte":
-        return Bytes()
+        return BYTES
+    train = texts["train"]
 
-    def make() -> str:
+    def make() -> Entry:
         if kind == "bpe":
-            return train_byte_pairs(islice(texts["train"].chunks(), _TRAINING_CHUNKS), size).to_str()
-        characters = {c for text in texts.values() for chunk in text.chunks() for c in set(chunk)}
-        return Characters(sorted(characters)).to_str()
+            return {}, {"tokenizer": train_byte_pairs(islice(train.chunks(), _TRAINING_CHUNKS), size).text}
+        every = {c for text in texts.values() for chunk in text.chunks() for c in set(chunk)}
+        return {}, {"tokenizer": characters(sorted(every)).text}
 
-    return cached((kind, key, size if kind == "bpe" else None), read_vocabulary, make)
+    meaning = kind, digests, train.source.separator, size if kind == "bpe" else None
+    return read_vocabulary(cached(digests["train"], meaning, make)[1]["tokenizer"])
 
 
-def _packed(
-    paths: Sequence[Path], digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
-) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
+def _packed(digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary) -> Entry:
     """Streams of the splits in some files and, by split, `bytes` and `sha256` of its text, through the cache."""
-    parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
 
-    def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
+    def make() -> Entry:
         streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
-        splits = {split: about for split, (_, about) in streams.items()}
-        return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": splits}
+        about = {split: facts for split, (_, facts) in streams.items()}
+        return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": about}
 
-    arrays, record = cached_arrays(paths[0], digest, (parts, vocabulary.to_str()), list(texts), make)
+    parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
+    arrays, record = cached(digest, (parts, vocabulary.text), make)
     return arrays, record["splits"]
 
 
-def _stream(chunks: Iterable[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
-    digest, size, parts, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], iter(chunks)
+def _stream(chunks: Iterator[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
+    digest, size, parts = hashlib.sha256(), 0, [np.zeros(0, np.uint16)]
     while some := list(islice(chunks, _CHUNKS)):
         raw = "".join(some).encode()
         digest.update(raw)

@@ -12,8 +12,8 @@ from torchmetrics import Metric
 from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.attention import MultiHeadAttention, check_counts, head_size
+from tasks.core.order import derive_seed
 from tasks.core.roles import COMPOSITION
-from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.language.corpus import IGNORED
@@ -136,8 +136,6 @@ class LanguageModel(Task):
         super().__init__(data)
         check_counts(layers=layers, width=width, window=window, mlp_width=mlp_width)
         check_range("dropout", dropout, 0, 1, open_high=True)
-        if mlp not in ("gelu", "swiglu"):
-            raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
         # Queries, keys and values, each of all heads; the gate and the values that it multiplies.
         self.pieces = {"*.qkv.weight": 3} | ({"*.mlp.up.weight": 2} if mlp == "swiglu" else {})
         head_dim = head_size(attention, width, num_heads, head_dim, length=data.length)

@@ -29,11 +29,9 @@ class TextSource:
         label: column with the label; empty for a corpus.
         num_classes: labels are in [0, num_classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
-        salt: name that determines them (`tasks.core.split.validation_rows`).
+        salt: name that determines them (`tasks.core.order.validation_rows`).
         threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
             the label.
-        groups: columns with the share of raters who saw an identity mentioned, at most 8; half or more counts. Only
-            columns that all files have are used, and these must be Parquet.
         hub: where to fetch it.
         stand_in: note in results if these stand in for other data.
         more: other required columns with texts.
@@ -52,7 +50,6 @@ class TextSource:
     n_val: int = 0
     salt: str = ""
     threshold: float | None = None
-    groups: tuple[str, ...] = ()
     hub: Hub | None = None
     stand_in: str = ""
     more: tuple[str, ...] = ()
@@ -146,10 +143,10 @@ class TextSource:
         return labels
 
 
-def check_texts(path: Path, column: Any, name: str, first: int = 0) -> None:
-    """Raise a DataError with the first value that is no text; the column's rows are counted from `first`."""
+def check_texts(path: Path, column: Any, name: str) -> None:
+    """Raise a DataError with the first value that is no text."""
     if column.null_count or str(column.type) not in ("string", "large_string"):
-        for row, value in enumerate(column.to_pylist(), first):
+        for row, value in enumerate(column.to_pylist()):
             if not isinstance(value, str):
                 raise DataError(f"{path}: row {row} has no text in column {name!r} but {value!r}; remove such rows")
 
@@ -204,10 +201,6 @@ SQUAD = TextSource(
     hub=Hub("rajpurkar/squad", None, {"train": "train", "validation": "validation"}),
     more=("title",),
 )
-IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
-"""The identities of WILDS (Koh et al. 2021); the Hub's own files have none of these columns."""
-
-
 CIVIL_COMMENTS = TextSource(
     folder="civil_comments",
     expected={"train": ("train.parquet", 1_804_874), "test": ("test.parquet", 97_320)},
@@ -216,7 +209,6 @@ CIVIL_COMMENTS = TextSource(
     n_val=5_000,
     salt="civil_comments",
     threshold=0.5,
-    groups=IDENTITIES,
     hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}),
 )
 JIGSAW = replace(

@@ -1,8 +1,8 @@
 """SQuAD v1.1: which words of a paragraph answer a question? 87,599 + 10,570 questions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,35 +11,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tasks.core.files import DataError
+from tasks.core.order import validation_rows
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import validation_rows
-from tasks.language.labelled_text import Encoded, TextBatch, TextData, kind_of, tokenised
-from tasks.language.sources import SQUAD, TextSource
+from tasks.language.labelled_text import TextBatch, TextData
+from tasks.language.sources import SQUAD
 
-
-class Windows(NamedTuple):
-    """Questions of a file, each with its paragraph cut into windows, as they are cached.
-
-    Attributes:
-        ids: tokens of all windows, concatenated.
-        ends: where each window ends in them, int64 of shape (n,).
-        second: number of tokens at the end of a window with type 1, uint16 of shape (n,).
-        spans: the answer's first and last token, both 0 if the window does not hold all of it; the paragraph's first
-            token in the window, and the one after its last; int32 of shape (n, 4).
-        question: row of the file, int32 of shape (n,).
-        at: index that a window's token 0 would have among the tokens of all paragraphs, int64 of shape (n,).
-        offsets: begin and end of each token of all paragraphs in its paragraph, in characters, int32 of shape (P, 2).
-        articles: article of each question, counted from 0 in the file's order, int32 of shape (questions,).
-    """
-
-    ids: NDArray[Any]
-    ends: NDArray[np.int64]
-    second: NDArray[np.uint16]
-    spans: NDArray[np.int32]
-    question: NDArray[np.int32]
-    at: NDArray[np.int64]
-    offsets: NDArray[np.int32]
-    articles: NDArray[np.int32]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class SquadData(TextData):
@@ -49,7 +27,8 @@ class SquadData(TextData):
     test set is hidden, so results are reported on the validation set. A tenth of the training file's articles is held
     out for selection, with all their questions; where a title is empty the paragraph counts as the article.
 
-    `TextBatch.labels` has shape (rows, 5): `Windows.spans` and the window's number, for `answered`.
+    `TextBatch.labels` has shape (rows, 5), in tokens of the window: first and last of the answer, both 0 if the window
+    does not hold all of it; first of the paragraph, and the one after its last; and the window's number.
 
     Args:
         root: the data folder.
@@ -78,15 +57,17 @@ class SquadData(TextData):
         stride: int = 128,
         n_train: int | None = None,
     ) -> None:
-        self._stride, self._files = stride, list[Windows]()
+        import pyarrow as pa
+
+        self._stride, self._windows = stride, list[dict[str, NDArray[Any]]]()
         super().__init__(root, seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train)
-        files = self._files
-        paths = [path for paths in self.source.files(root).values() for path in paths]
-        self._passages = self.source.read(paths, ("context", "answers"))[0]
-        self._question = _joined([file.question for file in files], [len(file.articles) for file in files])
-        self._at = _joined([file.at for file in files], [len(file.offsets) for file in files])
-        self._offsets = np.concatenate([file.offsets for file in files])
-        spans = np.concatenate([file.spans for file in files])
+        files = self._windows
+        passages = [self._read(split, ("context", "answers"))[0] for split in self.source.expected]
+        self._passages = pa.concat_tables(passages)
+        self._question = _joined([file["question"] for file in files], [len(file["articles"]) for file in files])
+        self._at = _joined([file["at"] for file in files], [len(file["offsets"]) for file in files])
+        self._offsets = np.concatenate([file["offsets"] for file in files])
+        spans = np.concatenate([file["spans"] for file in files])
         self._spans = torch.from_numpy(np.column_stack([spans, np.arange(len(spans))]))
 
     def _truncate(self, max_length: int) -> None:
@@ -97,24 +78,78 @@ class SquadData(TextData):
             )
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
-    def _encoded(self, paths: Sequence[Path], digest: str) -> tuple[Encoded, int]:
-        source, tokenizer = self.source, self.tokenizer
-        arrays, rows = tokenised(
-            Windows._fields, paths, digest, source.columns, tokenizer, lambda: _windows(source, paths, tokenizer)
-        )
-        file, before = Windows(**arrays), sum(len(file.ends) for file in self._files)
-        self._files.append(file)
-        numbers = before + np.arange(len(file.ends))
-        return Encoded(file.ids, file.ends, file.second, numbers, np.zeros(len(numbers), np.uint8)), rows
+    def _encoded(self, split: str) -> tuple[dict[str, NDArray[Any]], int]:
+        file, rows = super()._encoded(split)
+        before = sum(len(windows["ends"]) for windows in self._windows)
+        self._windows.append(file)
+        return {**file, "labels": before + np.arange(len(file["ends"]))}, rows
+
+    def _encode(self, split: str, table: "pa.Table") -> dict[str, NDArray[Any]]:
+        """The windows of a split, by name, as in `TextData` without labels.
+
+        - `spans`: the first four labels of a window (`SquadData`), int32 of shape (n, 4);
+        - `question`: row of the file, int32 of shape (n,);
+        - `at`: index that a window's token 0 would have among the tokens of all paragraphs, int64 of shape (n,);
+        - `offsets`: begin and end of each token of all paragraphs in it, int32 of shape
+          (P, 2), in characters;
+        - `articles`: article of each question, counted from 0 in the file's order, int32 of shape (questions,).
+
+        Neighbouring questions on the same paragraph share its offsets.
+        """
+        tokenizer, stride, kind = self.tokenizer, self._stride, self._kind
+        assert tokenizer.truncation is not None
+        longest = (tokenizer.truncation["max_length"] - tokenizer.num_special_tokens_to_add(True) - stride) // 2
+        whole = Tokenizer.from_str(tokenizer.to_str())
+        whole.no_truncation()
+        questions, contexts, titles = (table[name].to_pylist() for name in ("question", "context", "title"))
+        answers = _answers(self._files[split][0], table["answers"].to_pylist(), contexts)
+        ids, windows = [np.zeros(0, kind)], list[tuple[int, ...]]()
+        offsets, tokens = [np.zeros((0, 2), np.int32)], 0
+        for row, (question, context, (begin, end)) in enumerate(zip(questions, contexts, answers, strict=True)):
+            if row == 0 or context != contexts[row - 1]:
+                tokens += len(offsets[-1])
+                passage = whole.encode(context, add_special_tokens=False)
+                offsets.append(np.array(passage.offsets, np.int32).reshape(-1, 2))
+            # Tokens with any part of the answer; they may have more, since tokens cannot be cut.
+            first = int(np.searchsorted(offsets[-1][:, 1], begin, "right"))
+            last = int(np.searchsorted(offsets[-1][:, 0], end)) - 1
+            tokens_of_question = whole.encode(question, add_special_tokens=False)
+            while len(tokens_of_question.ids) > longest:  # the tokenizer would return the excess as further windows
+                question = question[: min(tokens_of_question.offsets[longest][0], len(question) - 1)]
+                tokens_of_question = whole.encode(question, add_special_tokens=False)
+            encoding = tokenizer.encode(question, context)
+            before = 0  # tokens of the paragraph before the window
+            for part in (encoding, *encoding.overflowing):
+                sequences = part.sequence_ids
+                start, size = sequences.index(1) if 1 in sequences else 0, sequences.count(1)
+                shift = start - before
+                held = before <= first <= last < before + size
+                span = (first + shift, last + shift) if held else (0, 0)
+                windows.append((row, tokens - shift, sum(part.type_ids), len(part.ids), *span, start, start + size))
+                ids.append(np.array(part.ids, kind))
+                before += size - stride
+        rows, at, second, lengths, *spans = np.array(windows, np.int64).reshape(-1, 8).T.copy()
+        number: dict[str, int] = {}
+        units = (title or context for title, context in zip(titles, contexts, strict=True))
+        return {
+            "ids": np.concatenate(ids),
+            "ends": np.cumsum(lengths),
+            "second": second.astype(np.uint16),
+            "spans": np.stack(spans, axis=1, dtype=np.int32),
+            "question": rows.astype(np.int32),
+            "at": at,
+            "offsets": np.concatenate(offsets),
+            "articles": np.array([number.setdefault(unit, len(number)) for unit in units], np.int32),
+        }
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
-        articles = torch.from_numpy(self._files[0].articles)
+        articles = torch.from_numpy(self._windows[0]["articles"])
         held_out = torch.isin(articles, self._carved(len(articles.unique()), "articles")[0])
         hashed = torch.cat(validation_rows(n, 1, self.source.salt))
         return held_out.nonzero()[:, 0], hashed[~held_out[hashed]]
 
     def _places(self, rows: Tensor) -> Tensor:
-        question = self._files[0].question  # ascending
+        question = self._windows[0]["question"]  # ascending
         first, stop = (np.searchsorted(question, rows.numpy(), side) for side in ("left", "right"))
         return torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)]))
 
@@ -155,64 +190,6 @@ def _joined(numbers: list[NDArray[Any]], sizes: list[int]) -> NDArray[np.int64]:
     """Indices within each file as indices within all files in order."""
     before = np.cumsum([0, *sizes[:-1]])
     return np.concatenate([first + places for first, places in zip(before, numbers, strict=True)])
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _windows(
-    source: TextSource, paths: Sequence[Path], tokenizer: Tokenizer
-) -> tuple[Mapping[str, NDArray[Any]], int, int]:
-    """Tokenise a split; neighbouring questions on the same paragraph share its offsets."""
-    (table, dropped), truncation = source.read(paths, source.columns), tokenizer.truncation
-    assert truncation is not None
-    stride = truncation["stride"]
-    longest = (truncation["max_length"] - tokenizer.num_special_tokens_to_add(True) - stride) // 2
-    whole = Tokenizer.from_str(tokenizer.to_str())
-    whole.no_truncation()
-    questions, contexts, titles = (table[name].to_pylist() for name in ("question", "context", "title"))
-    answers = _answers(paths[0], table["answers"].to_pylist(), contexts)
-    ids, windows, offsets, tokens = list[NDArray[Any]](), list[tuple[int, ...]](), [np.zeros((0, 2), np.int32)], 0
-    kind = kind_of(tokenizer)
-    for row, (question, context, (begin, end)) in enumerate(zip(questions, contexts, answers, strict=True)):
-        if row == 0 or context != contexts[row - 1]:
-            tokens += len(offsets[-1])
-            passage = whole.encode(context, add_special_tokens=False)
-            offsets.append(np.array(passage.offsets, np.int32).reshape(-1, 2))
-        # Tokens with any part of the answer; they may have more, since tokens cannot be cut.
-        first = int(np.searchsorted(offsets[-1][:, 1], begin, "right"))
-        last = int(np.searchsorted(offsets[-1][:, 0], end)) - 1
-        tokens_of_question = whole.encode(question, add_special_tokens=False)
-        while len(tokens_of_question.ids) > longest:  # the tokenizer would return the excess as further windows
-            question = question[: min(tokens_of_question.offsets[longest][0], len(question) - 1)]
-            tokens_of_question = whole.encode(question, add_special_tokens=False)
-        encoding = tokenizer.encode(question, context)
-        before = 0  # tokens of the paragraph before the window
-        for part in (encoding, *encoding.overflowing):
-            sequences = part.sequence_ids
-            start, size = sequences.index(1) if 1 in sequences else 0, sequences.count(1)
-            shift = start - before
-            held = before <= first <= last < before + size
-            span = (first + shift, last + shift) if held else (0, 0)
-            windows.append((row, tokens - shift, sum(part.type_ids), len(part.ids), *span, start, start + size))
-            ids.append(np.array(part.ids, kind))
-            before += size - stride
-    row, at, second, lengths, *spans = np.array(windows, np.int64).reshape(-1, 8).T.copy()
-    number: dict[str, int] = {}
-    articles = [
-        number.setdefault(title or context, len(number)) for title, context in zip(titles, contexts, strict=True)
-    ]
-    windows_of_file = Windows(
-        np.concatenate([np.zeros(0, kind), *ids]),
-        np.cumsum(lengths),
-        second.astype(np.uint16),
-        np.stack(spans, axis=1, dtype=np.int32),
-        row.astype(np.int32),
-        at,
-        np.concatenate(offsets),
-        np.array(articles, np.int32),
-    )
-    return windows_of_file._asdict(), len(table), dropped
 
 
 def _answers(path: Path, values: list[Any], contexts: list[str]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, trainers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from tasks.core.files import DataError, one_line, refuse_if_reading
+from tasks.core.files import DataError, one_line
 
 LEAST_VOCABULARY = 100
 """A tokenizer with fewer tokens is one whose vocabulary was not found."""
@@ -26,7 +26,9 @@ def load_tokenizer(model: str) -> Tokenizer:
     Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
     `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
     """
-    folder = _tokenizer_folder(model)
+    folder = model_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer, "its tokenizer")
+    if not has_tokenizer(folder):
+        raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
     try:
         if (folder / "tokenizer.json").is_file():
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -70,37 +72,30 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
-def hub_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path:
-    """The folder of a model in the Hub's cache, where its files are downloaded unless it is complete."""
+def model_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Path], bool], what: str) -> Path:
+    """The local folder of a model; from the Hub, these files are fetched once."""
+    folder = named_folder(model)
+    if folder.is_dir():
+        return folder
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.utils import disable_progress_bars
 
     with suppress(Exception):  # not in the cache, or no name of the Hub
         folder = Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=True))
         if is_complete(folder):
             return folder
-    refuse_if_reading()
-    # Checked first: without a network the download would retry for a minute.
-    get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
-    disable_progress_bars()
-    return Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=False))
-
-
-def _tokenizer_folder(model: str) -> Path:
-    """The local folder with a model's tokenizer; from the Hub it is fetched once."""
-    folder = named_folder(model)
-    if not folder.is_dir():
-        try:
-            folder = hub_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer)
-        except Exception as error:  # of the network, of the Hub, of the name
-            raise DataError(
-                f"no tokenizer for {model}: there is no such folder, and the download from the Hugging Face Hub failed"
-                f" ({one_line(error)}); name a folder with the model's files by --task.model DIR, or train a small"
-                " model by --task.scratch true"
-            ) from None
-    if not has_tokenizer(folder):
-        raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
-    return folder
+    try:
+        # Checked first: without a network the download would retry for a minute.
+        get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
+        disable_progress_bars()
+        return Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=False))
+    except Exception as error:  # of the network, of the Hub, of the name
+        raise DataError(
+            f"missing model {model!r}: no such folder, {what} not in the Hub's cache {HF_HUB_CACHE}, and downloading"
+            f" failed ({one_line(error)}); name a folder that has that with --task.model DIR, set HF_HOME to a cache"
+            " that has it, or train a small model with --task.scratch true"
+        ) from None
 
 
 def _lowercase(folder: Path) -> bool:

@@ -11,8 +11,8 @@ from torchmetrics.regression import MeanAbsoluteError
 
 from optimizers.step_size import check_range
 from tasks.core.data import TaskData
+from tasks.core.order import derive_seed
 from tasks.core.randomness import BatchRandomness
-from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 
@@ -62,8 +62,6 @@ class AttentionMatrixData(TaskData):
     ) -> None:
         if tokens == "counterexample":
             n, d = 2, 1
-        elif tokens != "gaussian":
-            raise ValueError(f"tokens={tokens} is not known: it must be gaussian or counterexample")
         check_range("n", n, 2, MOST_TOKENS)
         if tokens == "gaussian":
             check_range("d", d, n)  # else X has no full column rank

@@ -2,28 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, sparse
+from scipy import linalg, optimize
 from torch import Tensor
 
-from tasks.core.extras import not_installed
-
 ACCURACY = 1e-8  # largest violation and relative duality gap of a returned answer
-# Largest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
-# above the rounding of a Gram matrix, 1e-16.
-NO_MARGIN = 1e-7
-_TOLERANCE = 1e-12  # of the interior-point method, on the scaled problem; `_polish` removes the remaining error
-_RANK = 1e-13  # least-squares systems count singular values below this share of the largest as 0
-MOST_CONSTRAINTS = 3000  # that `or_reason` solves: 2970 take 7 s, and the Gram matrix much memory. Ours.
-_ROUNDS = 20  # of the active set; two are usual, more only where constraints are active with weight 0
-_INFEASIBLE = ("DualInfeasible", "AlmostDualInfeasible")
-NO_SOLVER = not_installed("clarabel", "papers")
-"""The reason if the solver is not installed."""
+NO_MARGIN = 1e-7  # largest margin, relative to the constraints' norms, that counts as none: its square is rounding
+MOST_CONSTRAINTS = 3000  # that `or_reason` solves: they take a minute, and the Gram matrix much memory. Ours.
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,16 @@ Optimum = tuple[Tensor, MaxMargin]
 def solve(gram: ArrayLike) -> MaxMargin | None:
     """Solve min ||w||^2 subject to <c_k, w> >= 1 for k = 1..m, given only the products <c_k, c_l>, the Gram matrix K.
 
-    The dual, min 1/2 a^T K a - 1^T a over a >= 0 with K scaled to unit diagonal, goes to the interior-point solver
-    Clarabel (Goulart and Chen 2024); then K_AA a_A = 1 is solved on the active set A, which makes the answer exact to
-    rounding. The same Gram matrix gives the same answer.
+    As least-distance programming by non-negative least squares (Lawson and Hanson 1974, chapter 23): with u >= 0 that
+    minimises ||sum_k u_k c_k||^2 + (1 - sum_k u_k)^2, w = sum_k u_k c_k / (1 - sum_k u_k), whose denominator is
+    1 / (1 + ||w||^2). The same Gram matrix gives the same answer.
 
     Returns:
-        The solution, or None if none exists: a constraint is 0, or Clarabel found a certificate, checked here:
-        weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a larger margin.
+        The solution, or None if none exists, or only with a margin of at most `NO_MARGIN`.
 
     Raises:
-        ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. This happens for
-            margins below about 1e-4 of the constraints' norms, which drown in the rounding of K, and for larger ones
-            if these norms spread over several powers of ten.
+        ArithmeticError: no answer within `ACCURACY` was found. This happens for margins below about 1e-4 of the
+            constraints' norms, which drown in the rounding of K.
     """
     K = np.asarray(gram, dtype=np.float64)
     lengths = np.sqrt(K.diagonal())
@@ -73,106 +60,29 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     # Constraints of length 1 with right sides b in (0, 1]; their weights are the true ones times shortest * lengths.
     G = (K + K.T) / 2 / lengths[:, None] / lengths
     b = shortest / lengths
-    start, active, status = _interior_point(G, b)
-    if str(status) in _INFEASIBLE and _least_margin(G, start, active) <= NO_MARGIN:
+    squares, vectors = linalg.eigh(G)
+    kept = squares > len(G) * np.finfo(float).eps * squares[-1]
+    rows = np.vstack([(vectors[:, kept] * np.sqrt(squares[kept])).T, b])
+    try:
+        u, _ = optimize.nnls(rows, np.append(np.zeros(len(rows) - 1), 1.0), maxiter=50 * len(G))
+    except RuntimeError as error:
+        raise ArithmeticError(f"no max-margin solution of {len(K)} constraints: {error}") from None
+    rest = 1 - float(b @ u)
+    if rest <= NO_MARGIN**2:
         return None
-    scaled = _polish(G, b, start, active)
-    norm2, violation, gap = _quality(G, b, scaled)
-    if violation <= ACCURACY and abs(gap) <= ACCURACY:
-        support = int(np.count_nonzero(scaled))
-        return MaxMargin(scaled / (shortest * lengths), float(np.sqrt(norm2)) / shortest, violation, gap, support)
-    # Clarabel may stop short of a certificate. The point of the hull nearest to 0 always exists and is one too.
-    bound = _least_margin(G, *_interior_point(G)[:2])
-    if bound <= NO_MARGIN:
-        return None
-    raise ArithmeticError(
-        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof of "
-        f"infeasibility: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
-        f"constraints' norms; Clarabel says {status}"
-    )
-
-
-def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDArray, Any]:
-    """Weights, a mask of those larger than their slacks, both of shape (m,), and the status.
-
-    The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded;
-    without b it is min 1/2 a^T G a over a >= 0 of sum 1.
-    """
-    clarabel: Any = import_module("clarabel")  # compiled: a type checker cannot see its names
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.max_threads = 1
-    for name in ("tol_gap_abs", "tol_gap_rel", "tol_feas", "tol_infeas_abs", "tol_infeas_rel"):
-        setattr(settings, name, _TOLERANCE)
-    m = len(G)
-    upper = sparse.triu(sparse.csc_matrix(G), format="csc")
-    rows, right, cones = -sparse.identity(m, format="csc"), np.zeros(m), [clarabel.NonnegativeConeT(m)]
-    if b is None:
-        rows = sparse.vstack([np.ones((1, m)), rows], format="csc")
-        right, cones = np.append(1.0, right), [clarabel.ZeroConeT(1), *cones]
-    answer = clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
-    weights, slack = (np.nan_to_num(v[-m:], posinf=0, neginf=0) for v in (answer.x, answer.z))
-    return np.maximum(weights, 0), weights > slack, answer.status
-
-
-def _least_margin(G: NDArray, ray: NDArray, active: NDArray) -> float:
-    """Upper bound of the margin: ||sum_k z_k c_k|| for weights z >= 0 of sum 1, minimised from the ray."""
-    bound, size = np.inf, 0
-    z = np.where(active, ray, 0.0)
-    for _ in range(_ROUNDS):
-        if not z.any():
-            break
-        z /= z.sum()
-        rows = np.flatnonzero(z)
-        products = G @ z
-        # ||sum_k z_k c_k||^2 = z^T G z, at most max |G z| since z sums to 1.
-        now = float(np.sqrt(np.abs(products).max()))
-        if now >= bound and len(rows) == size:
-            break
-        bound, size = min(bound, now), len(rows)
-        z[rows] -= _least_norm(G, rows, products)
-        z = np.maximum(z, 0)
-    return bound
-
-
-def _polish(G: NDArray, b: NDArray, start: NDArray, active: NDArray) -> NDArray:
-    """Weights, shape (m,), at least 0, with G a = b on the active set, starting from nearly optimal weights.
-
-    Constraints whose weight becomes negative leave the set, violated ones enter. Corrections have least norm, so
-    dependent constraints keep their positive weights.
-    """
-    best, least = start, np.inf
-    a = np.where(active, start, 0.0)
-    for _ in range(_ROUNDS):
-        rows = np.flatnonzero(active)
-        a[rows] += _least_norm(G, rows, b - G @ a)
-        leaving, a = a < 0, np.maximum(a, 0)
-        entering = ~active & (G @ a < (1 - ACCURACY) * b)
-        _, violation, gap = _quality(G, b, a)
-        error = max(violation, abs(gap))
-        if not (leaving.any() or entering.any() or error < least / 2):
-            break
-        if error < least:
-            best, least = a.copy(), error
-        active = (active & ~leaving) | entering
-    return best
-
-
-def _least_norm(G: NDArray, rows: NDArray, right: NDArray) -> NDArray:
-    """The least-squares solution of least norm of G x = right on these rows and columns."""
-    answer: Any = linalg.lstsq(G[np.ix_(rows, rows)], right[rows], cond=_RANK, lapack_driver="gelsy")
-    return np.asarray(answer[0])
-
-
-def _quality(G: NDArray, b: NDArray, a: NDArray) -> tuple[float, float, float]:
-    """||w||^2, violation and relative duality gap of w = sum_k a_k c_k."""
-    products = G @ a
-    norm2 = float(a @ products)
+    scaled = u / rest
+    products = G @ scaled
+    norm2 = float(scaled @ products)
     violation = max(0.0, float((1 - products / b).max()))
-    if norm2 <= 0 or violation >= 1:
-        return norm2, violation, np.inf
-    primal = norm2 / 2 / (1 - violation) ** 2
-    return norm2, violation, (primal - (float(b @ a) - norm2 / 2)) / primal
+    primal = norm2 / 2 / max(1 - violation, ACCURACY) ** 2
+    gap = (primal - (float(b @ scaled) - norm2 / 2)) / primal
+    if violation > ACCURACY or abs(gap) > ACCURACY:
+        raise ArithmeticError(
+            f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}: violation"
+            f" {violation:.1e}, relative duality gap {gap:.1e}, margin {rest**0.5:.1e} of the constraints' norms"
+        )
+    weights, support = scaled / (shortest * lengths), int(np.count_nonzero(scaled))
+    return MaxMargin(weights, float(np.sqrt(norm2)) / shortest, violation, gap, support)
 
 
 def attention_svm(tokens: Tensor, optimal: Tensor) -> Optimum | None:
@@ -211,10 +121,6 @@ def or_reason(constraints: int, solve: Callable[[], Optimum | None]) -> Optimum 
     """The solution of a max-margin problem with this many constraints, or the reason why there is no solution."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
-    try:
-        import_module("clarabel")
-    except ImportError:
-        return f"not solved: {NO_SOLVER}"
     try:
         return solve() or "infeasible: no direction meets all constraints"
     except ArithmeticError as error:

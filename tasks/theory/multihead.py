@@ -13,8 +13,8 @@ from torchmetrics.classification import BinaryAccuracy
 from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.data import TaskData
+from tasks.core.order import derive_seed
 from tasks.core.randomness import BatchRandomness
-from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.theory.saturated import logistic_loss

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from optimizers.groups import Role
 from optimizers.step_size import check_range
-from tasks.core.seeding import derive_seed
+from tasks.core.order import derive_seed
 from tasks.core.training_step import Outcome
 from tasks.theory.max_margin import Optimum, or_reason, separator
 from tasks.theory.saturated import attended_mean, logistic_loss

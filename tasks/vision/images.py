@@ -15,37 +15,53 @@ from torch import Tensor, nn
 
 from tasks.core.data import TaskData
 from tasks.core.files import DataError, splits_of
+from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import split_hash, validation_rows
 from tasks.vision.sources import CIFAR10, MNIST
 
 Labelled = tuple[Any, Any]
-"""Images and labels: arrays, or paths of IDX files (`ArrayImages.samples`)."""
+"""Images and labels: arrays, or paths of IDX files (`ImageData.samples`)."""
 _AUGMENT_STREAM = 0  # dropout layers use the streams from 1 on
 
 
 class ImageData(TaskData):
-    """Images with labels in three splits; validation is carved from the training set by `validation_rows`.
+    """Images and labels from `samples`; validation is carved from the training set by `validation_rows`.
 
-    Images are uint8 of shape (N, C, H, W), labels int64 of shape (N,). `n_train`, `flip` and `crop` are options of
-    `ArrayImages`; shifted images have black padding; the salt decides the validation rows.
+    Args:
+        root: the data folder.
+        seed: unused; the images are the same for every seed.
+        n_train: use only this many of the training images, the first in the order of their hashes; all by default.
+        flip: mirror half of the training images left to right.
+        crop: shift training images by up to this many pixels each way, with black padding; 0 for none.
+
+    Attributes:
+        name: determines the validation rows, and appears in messages.
+        classes: labels are in [0, classes).
+        n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
     """
 
     seeded = False
+    name: ClassVar[str]
+    classes: ClassVar[int]
+    n_val: ClassVar[int | None] = None
 
     def __init__(
-        self,
-        train: tuple[Tensor, Tensor],
-        test: tuple[Tensor, Tensor],
-        num_classes: int,
-        n_val: int,
-        n_train: int | None,
-        flip: bool,
-        crop: int,
-        salt: str,
+        self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
     ) -> None:
+        splits = splits_of(self.name, self.samples, root)
+        train, test = (self._checked(split, splits[split]) for split in ("train", "test"))
         images, labels = train
-        held_out, rest = validation_rows(len(images), n_val, salt)
+        if images.shape[1:] != test[0].shape[1:]:
+            (_, *a), (_, *b) = images.shape, test[0].shape
+            raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); give them the same size")
+        n = len(images)
+        n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
+        if not 1 <= n_val < n:
+            raise DataError(
+                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must be in"
+                f" [1, {n - 1}], and by default there must be 10 images or more"
+            )
+        held_out, rest = validation_rows(n, n_val, self.name)
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
                 raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
@@ -54,16 +70,28 @@ class ImageData(TaskData):
             rest = rest[:n_train]
         if not 0 <= crop <= images.shape[-1]:
             raise ValueError(f"crop={crop} is out of range: it must be in [0, {images.shape[-1]}] pixels")
-        self.flip, self.crop = flip, crop
-        self.num_classes = num_classes
-        self.image_shape = tuple(images.shape[1:])
-        self._splits = {
-            "train": (images[rest], labels[rest]),
-            "val": (images[held_out], labels[held_out]),
-            "test": test,
-        }
-        self.sizes = {split: len(labels) for split, (_, labels) in self._splits.items()}
+        self.flip, self.crop, self.image_shape = flip, crop, tuple(images.shape[1:])
+        parts = {"train": (images[rest], labels[rest]), "val": (images[held_out], labels[held_out]), "test": test}
+        self._splits: dict[str, tuple[Tensor, Tensor]] = parts
+        self.sizes = {split: len(labels) for split, (_, labels) in parts.items()}
         self._dtype = torch.float32
+        digest = sha256()
+        for part in (*train, *test):
+            digest.update(part.numpy().data)
+        self._facts = {"samples": digest.hexdigest()[:16], "validation": split_hash(n, n_val, self.name)}
+
+    @staticmethod
+    @abstractmethod
+    def samples(root: Path) -> Mapping[str, Labelled]:
+        """Images and labels of "train" and of "test".
+
+        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels integers of shape (N,): arrays, or
+        paths of IDX files, compressed (.gz) or not.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Facts that identify the images: digests of all of them, and of the held-out rows."""
+        return self._facts
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move all splits to the device; batches come in `dtype`."""
@@ -97,63 +125,6 @@ class ImageData(TaskData):
             windows = x.as_strided((last + 1, channels, height, width), (1, channel, line, 1))
             x = windows.index_select(0, torch.arange(len(x), device=device) * image + draw[0] * line + draw[1])
         return torch.where(mirror[:, None, None, None], x.flip(-1), x) if self.flip else x
-
-
-class ArrayImages(ImageData):
-    """Images and labels from `samples`; validation is carved from the training set.
-
-    Args:
-        root: the data folder.
-        seed: unused; the images are the same for every seed.
-        n_train: use only this many of the training images, the first in the order of their hashes; all by default.
-        flip: mirror half of the training images left to right.
-        crop: shift training images by up to this many pixels each way; 0 for none.
-
-    Attributes:
-        name: determines the validation rows, and appears in messages.
-        classes: labels are in [0, classes).
-        n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
-    """
-
-    name: ClassVar[str]
-    classes: ClassVar[int]
-    n_val: ClassVar[int | None] = None
-
-    def __init__(
-        self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
-    ) -> None:
-        splits = splits_of(self.name, self.samples, root)
-        train, test = (self._checked(split, splits[split]) for split in ("train", "test"))
-        if train[0].shape[1:] != test[0].shape[1:]:
-            (_, *a), (_, *b) = train[0].shape, test[0].shape
-            raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); give them the same size")
-        n = len(train[0])
-        n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
-        if not 1 <= n_val < n:
-            raise DataError(
-                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must be in"
-                f" [1, {n - 1}], and by default there must be 10 images or more"
-            )
-        super().__init__(
-            train, test, num_classes=self.classes, n_val=n_val, n_train=n_train, flip=flip, crop=crop, salt=self.name
-        )
-        digest = sha256()
-        for part in (*train, *test):
-            digest.update(part.numpy().data)
-        self._facts = {"samples": digest.hexdigest()[:16], "validation": split_hash(n, n_val, self.name)}
-
-    @staticmethod
-    @abstractmethod
-    def samples(root: Path) -> Mapping[str, Labelled]:
-        """Images and labels of "train" and of "test".
-
-        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels integers of shape (N,): arrays, or
-        paths of IDX files, compressed (.gz) or not.
-        """
-
-    def facts(self) -> dict[str, Any]:
-        """Facts that identify the images: digests of all of them, and of the held-out rows."""
-        return self._facts
 
     def _checked(self, split: str, pair: Any) -> tuple[Tensor, Tensor]:
         """Images of shape (N, C, H, W) and labels."""
@@ -204,7 +175,7 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
         raise DataError(f"damaged data file {file} ({error}); delete it and copy it again") from None
 
 
-class MNISTData(ArrayImages):
+class MNISTData(ImageData):
     """MNIST: 60,000 + 10,000 digits of 28 x 28 grey pixels, from its four files in `<root>/MNIST/raw`."""
 
     name, classes, n_val = "mnist", 10, 5_000
@@ -221,7 +192,7 @@ class MNISTData(ArrayImages):
         }
 
 
-class CIFAR10Data(ArrayImages):
+class CIFAR10Data(ImageData):
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels, from the pickles in `<root>/cifar-10-batches-py`.
 
     The pickles are read only if their MD5 is the official one.

@@ -67,12 +67,12 @@ class ViTClassifier(Task):
         tokens = height // patch_size * (width // patch_size) + 1
         size = head_size(attention, embed_dim, num_heads, head_dim, length=tokens, shown=f"{embed_dim=}")
         check_range("dropout", dropout, 0, 1, open_high=True)
-        self.num_classes = data.num_classes
+        self.num_classes = data.classes
         self.model = VisionTransformer(
             img_size=(height, width),
             patch_size=patch_size,
             in_chans=channels,
-            num_classes=data.num_classes,
+            num_classes=data.classes,
             embed_dim=embed_dim,
             depth=depth,
             num_heads=num_heads,

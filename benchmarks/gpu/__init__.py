@@ -1,1 +1,0 @@
-"""Measurements on a machine with a GPU, in parts of a few minutes each."""
