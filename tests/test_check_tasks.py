@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from bench.check import SERIOUS, catalogue
-from bench.check.steps import Fault
+from bench.check import catalogue
 from bench.check.task import TaskSubject
 from bench.cli import dispatch
 from bench.errors import UserError
@@ -31,7 +30,7 @@ def test_a_fault_fails_its_checks_and_no_others(name: str) -> None:
     for check in TASKS:
         try:
             note_of(check, f"tests.mutant_tasks:{name}")
-        except (Fault, UserError):
+        except Exception:
             failing.add(check)
             if check == "builds":
                 break  # as the command does
@@ -40,7 +39,7 @@ def test_a_fault_fails_its_checks_and_no_others(name: str) -> None:
 
 def test_every_check_has_a_mutant_and_a_severity() -> None:
     assert set().union(*FAULTS.values()) == TASKS.keys()
-    assert all(check.group in SERIOUS and check.advice for check in TASKS.values())
+    assert all(check.severity != "speed" and check.advice for check in TASKS.values())
 
 
 @pytest.mark.parametrize("check", TASKS)

@@ -23,7 +23,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from bench.check import catalogue
-from bench.check.run import failed, headline, report_on
+from bench.check.run import failed, headline, report_of, report_on, verdict_of
+from bench.errors import UserError
 from bench.results.render import markdown
 from bench.results.table import Board, Table
 from bench.store.reports import CheckRecord
@@ -96,13 +97,19 @@ def board(names: Sequence[str], only: Sequence[str] | None = None) -> Board:
     # A reference belongs to one optimizer.
     checks = [check for check in catalogue() if check != "reference" and (only is None or check in only)]
 
-    def report_of(name: str) -> CheckRecord:
-        report = report_on(name, only=checks, limit=60, refuse=False)
+    def checked(name: str) -> CheckRecord:
+        try:
+            report = report_on(name, only=checks, limit=60)
+        except UserError as error:  # it cannot be loaded, or lacks an argument
+            answers = [{"verdict": "not applicable"} for _ in checks]
+            answers[0] = {"verdict": "error", "note": str(error)}
+            pairs = zip(checks, answers, strict=True)
+            report = report_of(name, {}, [verdict_of(catalogue()[check], answer) for check, answer in pairs])
         print(f"{name}: {headline(report)}", file=sys.stderr, flush=True)
         return report
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(report_of, names))
+        reports = list(pool.map(checked, names))
     matrix, failures = list[Any](), list[Any]()
     for report in sorted(reports, key=lambda report: (not is_built(report), len(report.serious), len(failed(report)))):
         package = f"bench {version('attention-optimizer-bench')}" if report.name in OPTIMIZERS.own else report.package

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.check import Kind, catalogue
+from bench.check import GROUPS, Kind, catalogue
 from bench.check.run import report_on, text, write
 from bench.errors import UserError
 from bench.output import Answer, note
@@ -53,7 +53,7 @@ def listed() -> Answer:
     kinds: tuple[Kind, ...] = ("optimizer", "task")
     data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
     lines = [
-        f"{check.name}: {check.meaning}\n    {check.group}. {check.advice}".rstrip()
+        f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
         for kind in kinds
         for check in catalogue(kind).values()
     ]

@@ -26,38 +26,33 @@ from typing import Any, Literal, TypeVar
 
 __all__ = ["checks", "parametrize_with_checks"]
 
-Group = Literal["changes results", "blocks a set-up", "costs speed"]
+Severity = Literal["results", "set-up", "speed"]
 Kind = Literal["optimizer", "task"]
 
-GROUPS: dict[Group, str] = {"changes results": "results", "blocks a set-up": "set-up", "costs speed": "speed"}
-"""Consequences of a failure, the worst first, by the words that records have for them."""
-SERIOUS: tuple[Group, ...] = ("changes results", "blocks a set-up")
-"""The groups that headlines and boards count."""
+GROUPS: dict[Severity, str] = {"results": "changes results", "set-up": "blocks a set-up", "speed": "costs speed"}
+"""Consequences of a failure, the worst first, as records and as people say them."""
 _FILES = {"optimizer": ("numerics", "parameters", "groups", "closures", "integration"), "task": ("task",)}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def group(name: Group) -> Callable[[_Function], _Function]:
+def failing(severity: Severity) -> Callable[[_Function], _Function]:
     """Mark a function `check_X(optimizer)` as a check; `catalogue` reads from here what a failure of it means."""
     return lambda function: function
 
 
 @dataclass(frozen=True)
 class Check:
-    """The function `check_NAME` of a file of this package, what a failure means, its docstring's first line and rest.
-
-    `quick` is false for the integration checks, which start processes and trainings.
-    """
+    """The function `check_NAME` of a file here, what a failure means, the first line of its docstring and the rest."""
 
     name: str
     file: str
-    group: Group
+    severity: Severity
     meaning: str
     advice: str
 
     @property
     def quick(self) -> bool:
-        """Whether `--quick` runs it."""
+        """Whether it starts neither processes nor trainings, so that `--quick` runs it."""
         return self.file != "integration"
 
     @property
@@ -82,10 +77,7 @@ def catalogue(kind: Kind = "optimizer") -> dict[str, Check]:
 
 
 def checks(*, quick: bool = False) -> list[Callable[[Any], Any]]:
-    """All checks of optimizers, in the order they run; each takes what `parametrize_with_checks` passes as `optimizer`.
-
-    `quick` leaves out those that start processes and trainings (DDP, FSDP2, lanes, ...).
-    """
+    """All checks of optimizers, in the order they run; `quick` leaves out those that start processes and trainings."""
     return [check.function for check in catalogue().values() if check.quick or not quick]
 
 

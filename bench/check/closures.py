@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.check import group
+from bench.check import failing
 from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, equal, generators, values
 from bench.check.subject import Subject
 from optimizers.step_size import once_known
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_closure(optimizer: Subject) -> None:
     """The closure runs with gradients enabled, also under no_grad; step returns its loss and leaves it as it is.
 
-    Exact. A step must not come before the closure, nor hide moved weights from it: moves through .data keep the version
-    of a weight, and a closure that knows the loss already would return the old one. Mend: write `with
+    Exact. A move through .data before the closure would hide from it that its loss is old. Mend: write `with
     torch.enable_grad(): loss = closure()` first, `return loss`, and move weights under torch.no_grad().
     """
     stepper = optimizer.stepper()
@@ -56,13 +55,12 @@ def check_closure(optimizer: Subject) -> None:
             raise Fault(f"step(closure) returns {returned!r}, not the closure's loss")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_closure_gradients(optimizer: Subject) -> None:
     """Gradients from the closure, which clears and computes them anew, give the same step as gradients from before.
 
-    torch's protocol is `step(closure)` with `zero_grad()` and `backward()` inside. A step that works on .grad before it
-    calls the closure, such as a preconditioner or a clip around another optimizer, loses its work there; one that uses
-    gradients from before uses those of the last batch. Tolerance 1e-9 of the way. Mend: call the closure first.
+    torch's protocol is `step(closure)` with `zero_grad()` and `backward()` inside. A step that changes .grad before it
+    calls the closure loses this work. Tolerance 1e-9 of the way. Mend: call the closure first.
     """
     ahead, moves = optimizer.stepper(), list[bool]()
 
@@ -108,13 +106,13 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-@group("changes results")
+@failing("results")
 def check_globals(optimizer: Subject) -> str:
     """Constructor and step leave torch's, numpy's and Python's settings and random generators alone.
 
-    Default dtype, threads and others belong to the user, and with the generators dropout and the order of the data
-    would change with the optimizer. Exact, over 110 steps. Mend: pass dtype=, use context managers, never seed a global
-    generator; draw from your own torch.Generator and keep its state in state_dict, or declare Traits(draws=True).
+    Else dropout and the order of the data would change with the optimizer. Exact, over 110 steps. Mend: pass dtype=,
+    use context managers, never seed a global generator; draw from your own torch.Generator and keep its state in
+    state_dict, or declare Traits(draws=True).
     """
     usual, drawn = (torch.get_default_dtype(), torch.get_num_threads()), ""
     try:
@@ -142,7 +140,7 @@ def check_globals(optimizer: Subject) -> str:
     return drawn
 
 
-@group("costs speed")
+@failing("speed")
 def check_syncs(optimizer: Subject) -> None:
     """A step never synchronises with the GPU: no .item(), float(), bool() or nonzero() of GPU tensors.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from bench.check import group
+from bench.check import failing
 from bench.check.steps import MATTERS, ROUNDING, Fault, Stepper, at_most, equal, flat, gap, gradients, values
 from bench.check.subject import KERNELS, Subject, in_training
 
@@ -19,7 +19,7 @@ _HALVES = (slice(2), slice(2, None))  # the parameters of two groups
 _REFUSALS = (ValueError, NotImplementedError)
 
 
-@group("changes results")
+@failing("results")
 def check_groups(optimizer: Subject) -> None:
     """Two parameter groups equal one, also if the second is added later; a further one leaves the others as they are.
 
@@ -31,10 +31,9 @@ def check_groups(optimizer: Subject) -> None:
     try:
         two = optimizer.stepper(groups=lambda params: [{"params": params[half]} for half in _HALVES])
         at_most(ROUNDING, two.run().gap(one), "two groups: the gap to one group is")
-        if not optimizer.by_role:
-            later = optimizer.stepper(groups=lambda params: params[:2])
-            _add_group(later, later.params[2:])
-            at_most(ROUNDING, later.run().gap(one), "a group added later: the gap to one group is")
+        later = optimizer.stepper(groups=lambda params: params[:2])
+        _add_group(later, later.params[2:])
+        at_most(ROUNDING, later.run().gap(one), "a group added later: the gap to one group is")
         grown = optimizer.stepper().run(3)
         _add_group(grown, [extra])  # without a gradient, so that norms stay
     except _REFUSALS as error:
@@ -45,12 +44,11 @@ def check_groups(optimizer: Subject) -> None:
 
 
 def _add_group(stepper: Stepper, params: list[Any]) -> None:
-    role = {"use_muon": True} if "use_muon" in stepper.optimizer.param_groups[0] else {}
-    stepper.optimizer.add_param_group({"params": params, **role})
+    stepper.optimizer.add_param_group({"params": params})
     in_training(stepper.optimizer)
 
 
-@group("changes results")
+@failing("results")
 def check_group_values(optimizer: Subject) -> str:
     """Each group uses its own hyperparameters and flags: lr, momentum, decay, nesterov, ...
 
@@ -107,15 +105,13 @@ class _Noted(UserDict):
         return super().__getitem__(key)
 
 
-@group("changes results")
+@failing("results")
 def check_unread(optimizer: Subject) -> None:
     """Every hyperparameter that the constructor puts into the groups is read by a step.
 
     One that is never read is tuned for nothing. It counts as read if a step looks it up at some value of some
     hyperparameter, or if another value changes the steps. Mend: use it, or remove it.
     """
-    if optimizer.by_role:
-        pytest.skip("several optimizers share its groups")
     plain, read = optimizer.stepper().run(), set[str]()
     unread = {name for name in plain.optimizer.param_groups[0] if name in optimizer.hparams} - {*KERNELS}
     for _, setting in optimizer.settings():
@@ -131,13 +127,13 @@ def check_unread(optimizer: Subject) -> None:
     raise Fault(f"no step reads {', '.join(sorted(unread - read))} from the groups")
 
 
-@group("changes results")
+@failing("results")
 def check_schedule(optimizer: Subject) -> str:
     """It follows torch schedulers: lr halved by a schedule equals half of lr from the start, and later changes count.
 
-    Tolerance 1e-9 of the way, without weight decay, which may be relative to the initial lr; after three steps, half or
-    double of lr must change the steps if it does so at the start. Mend: every group needs an 'lr'; read it in every
-    step, keep no copy, and leave it as it is, or declare Traits(sets_lr=True) in the OptimizerSpec.
+    Tolerance 1e-9 of the way, without weight decay; later, half or double of lr must change the steps if it does so at
+    the start. Mend: every group needs an 'lr'; read it in every step, keep no copy, and leave it as it is, or declare
+    Traits(sets_lr=True) in the OptimizerSpec.
     """
     without = optimizer.without_decay
     scheduled, plain = optimizer.stepper(arguments=without), optimizer.stepper(arguments=without)
@@ -178,7 +174,7 @@ def _gap_by_lr(optimizer: Subject, before: int, factor: float) -> float:
     return changed.run(2).gap(plain.run(2))
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_tensor_lr(optimizer: Subject) -> None:
     """The lr may be a 0-dim tensor, also one whose value a scheduler changes in place.
 
@@ -195,13 +191,12 @@ def check_tensor_lr(optimizer: Subject) -> None:
     at_most(1e-6, stepper.run(3).gap(plain.run(3)), "the gap to a number as lr, halved after 3 steps, is")
 
 
-@group("changes results")
+@failing("results")
 def check_lr_zero(optimizer: Subject) -> None:
     """At lr = 0 no weight leaves the place where training has been, and training continues after it.
 
-    Warm-up starts at 0, and schedules may end or pause there. From the start, nothing may move by more than 1e-9 of the
-    weights' size, which is rounding; in a pause, averages may be taken, so a weight may move back (a lookahead), but
-    not beyond where it was. Mend: multiply every change of the weights by lr, also decay, and never divide by lr.
+    Warm-up starts at 0, and schedules may pause there: a weight may then move back (a lookahead), but not beyond where
+    it was. Tolerance 1e-9 of its size. Mend: multiply every change by lr, also decay, and never divide by lr.
     """
     stepper = optimizer.stepper()
     _check_lr(optimizer, stepper)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from bench.check import group
+from bench.check import failing
 from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, flat, gap, values
 from bench.check.subject import Subject
 from bench.errors import described
@@ -29,7 +29,7 @@ from optimizers import OPTIMIZERS
 _CUT = 5  # samples of the first of two ranks; the second has the others
 
 
-@group("changes results")
+@failing("results")
 def check_micro_batches(optimizer: Subject) -> None:
     """Gradients summed over three micro-batches of different sizes give the step of the whole batch.
 
@@ -40,7 +40,7 @@ def check_micro_batches(optimizer: Subject) -> None:
     at_most(ROUNDING, measured, "the gap to a step of the whole batch is")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_grad_scaler(optimizer: Subject) -> None:
     """A GradScaler with a power-of-2 scale changes nothing, and an overflow skips the step.
 
@@ -93,7 +93,7 @@ class _Shared(Attention):
         return loss / 2
 
 
-@group("changes results")
+@failing("results")
 def check_ddp(optimizer: Subject) -> None:
     """Under DDP two processes, with other global seeds, stay bit-identical and agree with one process.
 
@@ -114,7 +114,7 @@ def check_ddp(optimizer: Subject) -> None:
     at_most(ROUNDING, gap(first, alone.params, alone.start), "the gap to one process is")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_fsdp(optimizer: Subject) -> None:
     """Under FSDP2 two processes agree with one process; one of them holds no element of the last parameter.
 
@@ -176,19 +176,20 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
 @contextmanager
 def _run_of(optimizer: Subject) -> Iterator[Any]:
     """A short run of the suite (task `synthetic`) with this optimizer."""
-    if optimizer.matrices or optimizer.by_role or not isinstance(optimizer.spec.target, str):
+    if optimizer.matrices or not isinstance(optimizer.spec.target, str):
         pytest.skip("a run needs an optimizer of all parameters that has a name")
     from bench.check.task import TaskSubject  # Lightning takes seconds to import
 
-    name, arguments = "bench_check_subject", {f"opt.{k}": v for k, v in optimizer.arguments.items()}
+    name = "bench_check_subject"
     OPTIMIZERS.own[name] = optimizer.spec
     try:
-        yield TaskSubject("synthetic", {"T": 4}, opt=name, hparams=arguments)
+        by = {f"opt.{k}": v for k, v in optimizer.arguments.items()}
+        yield TaskSubject("synthetic", {"T": 4}, by={"opt": name, **by})
     finally:
         del OPTIMIZERS.own[name]
 
 
-@group("changes results")
+@failing("results")
 def check_lanes(optimizer: Subject) -> None:
     """Vectorised runs, as in sweeps: the pure update equals the class.
 
@@ -212,7 +213,7 @@ def check_lanes(optimizer: Subject) -> None:
                 at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, with values of {label}: the gap")
 
 
-@group("changes results")
+@failing("results")
 def check_real_run(optimizer: Subject) -> None:
     """A run of the suite (task `synthetic`) that is resumed from its checkpoint equals the uninterrupted one.
 

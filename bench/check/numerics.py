@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from bench.check import group
+from bench.check import failing
 from bench.check.steps import ROUNDING, Fault, at_most, flat, gradients, values
 from bench.check.subject import Subject
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_builds(optimizer: Subject) -> str:
     """The constructor takes a list and a generator of parameters, and a step works.
 
@@ -28,10 +28,10 @@ def check_builds(optimizer: Subject) -> str:
         if members != sorted(map(id, stepper.params)):
             raise Fault("its param_groups do not contain each parameter exactly once")
         stepper.step()
-    return "on matrices only" if optimizer.matrices else "by role" if optimizer.by_role else ""
+    return "on matrices only" if optimizer.matrices else ""
 
 
-@group("changes results")
+@failing("results")
 def check_descent(optimizer: Subject) -> str:
     """It decreases the loss of a small attention head, at its lr times a power of 10.
 
@@ -53,7 +53,7 @@ def check_descent(optimizer: Subject) -> str:
     raise Fault(f"after 60 steps the loss is {best:.3g} of the initial one, at the best lr (at most 0.5)", best)
 
 
-@group("changes results")
+@failing("results")
 def check_reference(optimizer: Subject) -> str:
     """Its steps equal those of a reference optimizer.
 
@@ -71,7 +71,7 @@ def check_reference(optimizer: Subject) -> str:
     return "with " + ", ".join(_agree(settings, (optimizer, shared), (right, shared), ROUNDING, message))
 
 
-@group("changes results")
+@failing("results")
 def check_foreach(optimizer: Subject) -> str:
     """The kernels foreach and fused equal the loop over parameters, at the default and at other hyperparameters.
 
@@ -89,13 +89,8 @@ def check_foreach(optimizer: Subject) -> str:
     return " and ".join(ran)
 
 
-_With = tuple[Subject, dict[str, Any]]
-
-
-def _agree(
-    settings: list[tuple[str, dict[str, Any]]], one: _With, other: _With, most: float, message: str
-) -> list[str]:
-    """Compare 10 steps of optimizers with arguments at all settings legal for both, whose labels are returned."""
+def _agree(settings: list[tuple[str, dict[str, Any]]], one: Any, other: Any, most: float, message: str) -> list[str]:
+    """Compare 10 steps of two pairs (subject, arguments) at all settings legal for both, whose labels are returned."""
     labels = []
     for label, setting in settings:
         try:
@@ -109,7 +104,7 @@ def _agree(
     return labels
 
 
-@group("changes results")
+@failing("results")
 def check_zero_or_nan(optimizer: Subject) -> str:
     """A zero gradient makes no weight NaN or infinite, and a NaN in a gradient is not replaced by a number.
 

@@ -13,8 +13,9 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -22,12 +23,12 @@ from select import select
 from types import MappingProxyType
 from typing import IO, Any, cast
 
-from bench.check import GROUPS, SERIOUS, Check, Kind, catalogue
+from bench.check import GROUPS, Check, Kind, catalogue
 from bench.config.options import is_none
 from bench.config.plugins import adopt, packed
 from bench.errors import UserError, check_known, described
 from bench.machine import crowding
-from bench.process import ROOT, python_command
+from bench.process import ROOT, python_command, shield
 from bench.store.files import Damaged, making, write_json
 from bench.store.reports import CheckRecord, check_path, read_report
 from bench.text import counted, plain
@@ -39,18 +40,7 @@ from tasks.core.spec import place_of
 
 Verdict = dict[str, Any]
 """Of one check: `verdict_of`."""
-_CODE = """
-import json, sys
-root, path = json.loads(sys.argv[1])
-sys.path[:] = [root, *path]
-from bench.process import shield
-shield()
-sys.path[:] = path
-from bench.check.run import work
-work()
-"""
-"""The program of the other process: a test may find its optimizer on the caller's path, but the suite comes first."""
-_GROUP_OF = {word: group for group, word in GROUPS.items()}
+_CODE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bench.check.run import work; work()"
 
 
 def fails(verdict: Verdict) -> bool:
@@ -60,26 +50,26 @@ def fails(verdict: Verdict) -> bool:
 
 def group_of(verdict: Verdict) -> str:
     """What a failure of its check means."""
-    return _GROUP_OF[verdict["severity"] or "results"]  # type: ignore[index]
+    return GROUPS[verdict.get("severity") or "results"]
 
 
 def failed(report: CheckRecord) -> list[Verdict]:
     """The failures, the worst first."""
-    return sorted(filter(fails, report.verdicts), key=lambda verdict: [*GROUPS].index(group_of(verdict)))
+    return sorted(filter(fails, report.verdicts), key=lambda verdict: [*GROUPS.values()].index(group_of(verdict)))
 
 
 def headline(report: CheckRecord) -> str:
     """Faults, and failures that cost speed: `1 fault (changes results: groups); costs speed: syncs`."""
-    names = {group: ", ".join(v["check"] for v in failed(report) if group_of(v) == group) for group in GROUPS}
-    faults = "; ".join(f"{group}: {names[group]}" for group in SERIOUS if names[group])
-    slow = f"; costs speed: {names['costs speed']}" if names["costs speed"] else ""
-    return (f"{counted(len(report.serious), 'fault')} ({faults})" if faults else "no fault") + slow
+    names = {group: ", ".join(v["check"] for v in failed(report) if group_of(v) == group) for group in GROUPS.values()}
+    *faults, slow = (f"{group}: {members}" if members else "" for group, members in names.items())
+    serious = f"{counted(len(report.serious), 'fault')} ({'; '.join(filter(None, faults))})"
+    return "; ".join(filter(None, [serious if any(faults) else "no fault", slow]))
 
 
 def text(report: CheckRecord) -> str:
     """A line for each check, in groups, the failures first; then how to mend them, and the headline."""
     lines = []
-    for group in GROUPS:
+    for group in GROUPS.values():
         members = [verdict for verdict in report.verdicts if group_of(verdict) == group]
         lines += [group] * bool(members)
         for v in sorted(members, key=fails, reverse=True):
@@ -94,16 +84,16 @@ def text(report: CheckRecord) -> str:
 def verdict_of(check: Check, answer: Mapping[str, Any]) -> Verdict:
     """A verdict for a record, with what its check means."""
     seen = {"verdict": answer["verdict"], "measured": answer.get("measured"), "note": answer.get("note", "")}
-    meaning = {"severity": GROUPS[check.group], "meaning": check.meaning, "advice": check.advice}
+    meaning = {"severity": check.severity, "meaning": check.meaning, "advice": check.advice}
     return plain({"check": check.name, **seen, "seconds": answer.get("seconds", 0.0), **meaning})
 
 
 def report_of(
     name: str, options: Mapping[str, Any], verdicts: list[Verdict], about: Mapping[str, Any] = MappingProxyType({})
 ) -> CheckRecord:
-    """The report on an optimizer or a task; `about` it has target, version, package, versions, arguments."""
-    ok = not any(fails(verdict) and group_of(verdict) in SERIOUS for verdict in verdicts)
-    return CheckRecord(name, ok, plain(written(options)), verdicts, **about)
+    """The report on an optimizer or a task; `about` has other fields of the record."""
+    report = CheckRecord(name, True, plain(written(options)), verdicts, **about)
+    return replace(report, ok=not report.serious)
 
 
 def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,12 +102,7 @@ def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(store: Path, report: CheckRecord) -> Path:
-    """Store a report in a file; it replaces one on the same version of the optimizer, with the same `opt.rest`.
-
-    Raises:
-        UserError: it cannot be written.
-        RunFailed: the disk is full.
-    """
+    """Store a report; it replaces one on the same version of the optimizer, with the same `opt.rest`."""
     path = report.path(store)
     with making(store):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,10 +111,7 @@ def write(store: Path, report: CheckRecord) -> Path:
 
 
 def stored(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> CheckRecord | None:
-    """The report on an optimizer if it has no errors and these `options` and `versions`, and the checks are the same.
-
-    Its file is that of the optimizer's version and digest; `versions` are those of Python, torch and the suite.
-    """
+    """The report on an optimizer without errors, with these `options` and `versions` and today's checks."""
     spec = OPTIMIZERS[name]
     try:
         report = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
@@ -156,21 +138,16 @@ def report_on(
     data: Path | None = None,
     limit: float = 30.0,
     show: Callable[[str, Verdict], None] = lambda place, verdict: None,
-    refuse: bool = True,
 ) -> CheckRecord:
     """Check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
 
     `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
     values or words of the command line; `reference` is an optimizer whose steps must be equal; `limit` is in seconds
-    for a check, more on a crowded machine; `show` is called with `2/28` and each verdict as it comes; `refuse` raises
-    an error if the optimizer cannot be loaded, which else is a verdict.
+    for a check, more on a crowded machine; `show` is called with `2/28` and each verdict as it comes.
 
     Raises:
         UserError: there is no such optimizer, task or check, or it cannot be loaded.
     """
-    place = name.rpartition(":")[0]
-    if place.endswith(".py") and not Path(place).is_file():  # before torch is imported
-        raise UserError(f"there is no file {place}")
     check_known(kind, [name], TASKS if kind == "task" else OPTIMIZERS)
     known = catalogue(kind)
     check_known("check", only or (), known)
@@ -181,7 +158,7 @@ def report_on(
     while left := checks[len(verdicts) :]:  # another process continues where one has ended
         with closing(_answers((kind, name, options, reference, data), left, limit)) as answers:
             for check, answer in zip(left, answers, strict=False):
-                if refuse and "refused" in answer:
+                if "refused" in answer:
                     raise UserError(answer["refused"])
                 about = answer.get("about", about)
                 verdicts.append(verdict_of(known[check], answer))
@@ -192,10 +169,10 @@ def report_on(
     return report_of(name, options, verdicts, about)
 
 
-def _answers(subject: tuple[Any, ...], checks: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
+def _answers(subject: tuple[Any, ...], checks: Sequence[str], limit: float) -> Generator[dict[str, Any]]:
     """The answers of another process to checks of a subject; the last one says if it ended or took too long."""
     process = subprocess.Popen(
-        python_command("-c", _CODE, json.dumps([str(ROOT), sys.path])),
+        python_command("-c", _CODE),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -206,7 +183,7 @@ def _answers(subject: tuple[Any, ...], checks: Sequence[str], limit: float) -> I
     stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
     try:
         with stdin:
-            pickle.dump((packed(), subject, checks), stdin)
+            pickle.dump((sys.path, packed(), subject, checks), stdin)
         stdout.readline()  # the limit does not count that it imports torch
         for _ in checks:
             begun, seconds = time.monotonic(), limit * crowding()
@@ -238,12 +215,14 @@ def _line(process: "subprocess.Popen[bytes]", stdout: IO[bytes], end: float) -> 
 
 def work() -> None:
     """Answer each check by a line on standard output; what optimizers print is lost."""
+    shield()
+    # A test may find its optimizer on the caller's path.
+    sys.path[:], session, subject, checks = pickle.load(sys.stdin.buffer)
     import torch
 
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
     torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
-    session, subject, checks = pickle.load(sys.stdin.buffer)
     adopt(session)
     out, process, built = os.dup(1), os.getpid(), list[Any]()
     for standard in (1, 2):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -39,7 +38,6 @@ class Subject:
         arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
         hparams: all of the constructor's arguments by name.
         matrices: whether it takes only matrices, and is checked on them.
-        by_role: whether it takes only groups with `use_muon`, and gets them.
 
     Raises:
         UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
@@ -69,10 +67,7 @@ class Subject:
                 self.arguments[cap] = inf
         defaults = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
         self.hparams: dict[str, Any] = defaults | self.arguments
-        for self.matrices, self.by_role in ((False, False), (True, False), (False, True)):
-            if self._steps((4, 3), (3, 1) if self.matrices else (3,)):
-                return
-        self.by_role = False
+        self.matrices = not self._steps((4, 3), (3,)) and self._steps((4, 3), (3, 1))
 
     def _steps(self, *shapes: tuple[int, ...]) -> bool:
         """Whether it steps on parameters of these shapes."""
@@ -120,17 +115,10 @@ class Subject:
 
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
-        if self.by_role or takes_names(self.spec.cls):
-            params = list(params)
-            groups = params if isinstance(params[0], dict) else [{"params": params}]
-            if not self.by_role and groups is params:
+        if takes_names(self.spec.cls):
+            params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            if isinstance(params[0][1], dict):
                 pytest.skip("it takes all parameters by name and no groups")
-            params = [(f"weight_{i}", p) for i, p in enumerate(groups[0]["params"])]
-            if self.by_role:
-                halves = itertools.product((True, False), groups)
-                roles = [{**g, "params": [p for p in g["params"] if (p.ndim == 2) is flag], "use_muon": flag}
-                         for flag, g in halves]  # fmt: skip
-                params = [group for group in roles if group["params"]]
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(params, **{**self.arguments, **more}))
