@@ -41,7 +41,7 @@ gc.disable()  # until everything is imported: half a million objects that stay
 
 
 LONGEST = (
-    "tuning", "kills", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
+    "tuning", "kills", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "runner", "real_data",
     "synthetic",
 )  # fmt: skip
 """Files that take a minute or more. They run first, so that no process is left alone with one of them at the end."""

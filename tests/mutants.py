@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bench.check.catalogue import catalogue
+from bench.check import catalogue
 from optimizers import OptimizerSpec, Traits, global_norm, run_closure
 from optimizers.step_size import safe_divide
 
@@ -283,7 +283,7 @@ for name, hooks in WRONG_FORMULAS.items():
 # ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
-mutant("Nothing", "descent kinds bf16 frozen unread", move=lambda self, group, params: None)
+mutant("Nothing", "descent kinds bf16 frozen unread lanes", update="heavy_ball", move=lambda self, group, params: None)
 mutant("Ascends", "descent", options=lambda self, group: group | {"lr": -group["lr"]})
 mutant("ForeachForgetsDecay", "foreach", options=lambda self, g: {**g, "weight_decay": 0.0} if g["foreach"] else g)
 mutant("OneMomentum", "lanes", update="first_momentum")
@@ -618,19 +618,12 @@ class OwnGenerator(Sound):
         self.generator.set_state(state_dict["generator"])
 
 
-class AsksForRoles(Sound):
-    def __init__(self, params: Any, lr: float = 0.05) -> None:
-        params = list(params)
-        assert all("use_muon" in group for group in params)
-        super().__init__(params, lr)
-
-
 class AsksForNames(Sound):
     def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
         super().__init__([p for _, p in named_parameters], lr=lr)
 
 
-for name in ("RelativeDecay", "OwnGenerator", "AsksForRoles", "AsksForNames"):
+for name in ("RelativeDecay", "OwnGenerator", "AsksForNames"):
     note(name)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from bench.check.catalogue import catalogue
+from bench.check import catalogue
 from bench.check.steps import Fault
 from bench.check.subject import Subject
 from bench.config.options import MISSING, imported_options, parse_options

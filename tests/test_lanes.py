@@ -1,7 +1,9 @@
 """Lanes: vectorised runs equal the runs that `bench fit` trains."""
 
 import inspect
+import itertools
 import operator
+import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,8 +30,6 @@ from bench.train import runner
 from bench.train.stop import StopRequest
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
-from tasks.core.dropout import use_batch_dropout
-from tasks.core.order import BatchOrder
 from tests import tiny, tiny_lm
 from tests.equivalence import BY_ROLE, HYPERPARAMETERS, may_clip
 from tests.optimizer_cases import VALUES
@@ -239,15 +239,13 @@ class Problem:
     Attributes:
         task: its name.
         words: its options.
-        factors: of the learning rates of `tests.equivalence`, with which runs are stable.
-        wild: others, where many runs are chaotic.
+        factors: of the learning rates of `tests.equivalence`.
         coarse: quantities that it measures in float32.
     """
 
     task: str
     words: Settings = field(default_factory=dict)
     factors: tuple[float, ...] = (0.1, 1.0)
-    wild: tuple[float, ...] = (1.0, 30.0)
     coarse: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -271,9 +269,8 @@ PROBLEMS = [
         "tiny",
         {"task__dropout": 0.1, "task__flip": True, "task__crop": 1, "task__depth": 1},
         factors=(0.002, 0.02),
-        wild=(0.1, 1.0),
     ),
-    Problem("tiny_lm", {"task__dropout": 0.1, "task__layers": 1}, factors=(0.002, 0.02), wild=(0.1, 1.0)),
+    Problem("tiny_lm", {"task__dropout": 0.1, "task__layers": 1}, factors=(0.002, 0.02)),
 ]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 each_optimizer = pytest.mark.parametrize("opt", OPTIMIZERS)
@@ -289,90 +286,14 @@ def test_lanes_of_any_task_equal_single_runs(problem: Problem, store: Path) -> N
             assert gap(lane["measurements"][name], alone["measurements"][name]) < 1e-6
 
 
-# -- every lane, chaotic ones too, takes the step of a plain PyTorch loop ----------------------------------------------
-
-
-class PlainLoop:
-    """A run in plain PyTorch, step by step."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.task, self.plan = runner.build(config)
-        task, cpu = self.task.double(), torch.device("cpu")
-        use_batch_dropout(task, task.randomness)
-        task.randomness.seed = config.seed
-        task.data.to(cpu, torch.float64)
-        self.params = dict(task.named_parameters())
-        self.optimizer: Any = self.plan.make_optimizer(p for p in self.params.values() if p.requires_grad)
-        self.order = BatchOrder(task.data.sizes["train"], self.plan.batch_size, config.data_seed, cpu)
-
-    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, with gradients in `.grad`, and the norms by the keywords of steps."""
-        where, rows = self.task.randomness, self.order.rows(step)
-        where.step, where.rows = step, slice(0, len(rows))
-        self.optimizer.zero_grad()
-        loss = self.task.loss(self.task.data.batch("train", rows, where)).loss
-        loss.backward()
-        trained = [p for p in self.params.values() if p.grad is not None]
-        norm = torch.cat([p.grad.flatten() for p in trained]).norm()
-        if self.plan.clip is not None:
-            nn.utils.clip_grad_norm_(trained, self.plan.clip)
-        clipped = torch.cat([p.grad.flatten() for p in trained]).norm()
-        return loss.detach(), {"loss_grad_norm": norm, "grad_norm": clipped}
-
-    def step(self, step: int) -> Tensor:
-        """Take a step; returns loss, gradient norm, raw and applied step size."""
-        loss, norms = self.evaluate(step)
-        step_arguments = {name: norms[name] for name in self.plan.step_keywords}
-        self.optimizer.step(lambda: loss, **step_arguments)
-        lr = self.optimizer.param_groups[0]["lr"]
-        sizes = getattr(self.optimizer, "step_sizes", None) or (lr, lr)
-        return torch.stack([torch.as_tensor(x).double() for x in (loss, norms["loss_grad_norm"], *sizes)])
-
-
-def flat(weights: Mapping[str, Tensor]) -> Tensor:
-    """All weights of each lane as a vector."""
-    return torch.cat([w.detach().reshape(*w.shape[:2], -1) for w in weights.values()], dim=2)
-
-
-def assert_the_same_steps(grid: Grid, steps: int = 30) -> None:
-    """Before each step every lane takes the weights of its plain loop, so that only this step can differ."""
-    lanes, loops = make_lanes(grid), [[PlainLoop(config) for config in row] for row in grid]
-
-    def of_loops() -> dict[str, Tensor]:
-        of_rows = [{name: torch.stack([loop.params[name] for loop in row]) for name in lanes.weights} for row in loops]
-        return {name: torch.stack([of_row[name] for of_row in of_rows]).detach() for name in lanes.weights}
-
-    total = torch.zeros(lanes.shape)
-    with DoublePrecision().forward_context():
-        for step in range(steps):
-            before = of_loops()
-            for name, w in lanes.weights.items():
-                w.copy_(before[name])
-            recorded = lanes.step()
-            expected = torch.stack([torch.stack([loop.step(step) for loop in row]) for row in loops])
-            torch.testing.assert_close(recorded.permute(1, 2, 0), expected, rtol=1e-10, atol=1e-15)
-            after = flat(of_loops())
-            moved, off = (after - flat(before)).norm(dim=2), (flat(lanes.weights) - after).norm(dim=2)
-            total += moved
-            assert (off <= 1e-10 * moved + 1e-15 * after.norm(dim=2)).all(), step
-    assert (total > 0).all()
-
-
 @pytest.mark.matrix(keep=6)
 @each_optimizer
-@each_problem
-def test_every_lane_steps_like_a_plain_loop(problem: Problem, opt: str, store: Path) -> None:
-    assert_the_same_steps(problem.block(store, opt, problem.wild))
-
-
-@pytest.mark.matrix(keep=6)
-@each_optimizer
-def test_lanes_that_differ_in_every_number_step_correctly(opt: str, store: Path) -> None:
-    lanes = [
-        {name: values[(i * (j + 1) + i) % len(values)] for j, (name, values) in enumerate(VALUES[opt].items())}
-        for i in range(6)
-    ]
-    assert_the_same_steps(block(store, "net", opt, lanes, seeds=(1,)))
+def test_lanes_that_differ_in_every_number_equal_single_runs(opt: str, store: Path) -> None:
+    points = random.Random(0).sample([*itertools.product(*VALUES[opt].values())], 6)
+    lanes = [dict(zip(VALUES[opt], point, strict=True)) for point in points]
+    grid = block(store, "net", opt, lanes, seeds=(1,), trainer__max_steps=6)
+    for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
 
 
 # -- optimizers without a pure update, clipping, parameters without a gradient -----------------------------------------

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bench.api.boards import BOARD_NAMES
-from bench.check.report import Report, Verdict, Word, write_verdict
+from bench.check import catalogue
+from bench.check.run import report_of, verdict_of, write
 from bench.results.render import FORMATS
 from bench.store.store import Store
 from tests.entered import add_tuned, keep, make_run, seeds
@@ -82,8 +83,8 @@ def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, k
     assert answer.out == cli(*words).out
 
 
-def check(store: Path, opt: str, word: Word, *, version: int = 1, of: str = "groups") -> None:
-    write_verdict(store, Report(opt, {}, {"version": version, "package": None}, (Verdict(of, word),)))
+def check(store: Path, opt: str, word: str, *, version: int = 1, of: str = "groups") -> None:
+    write(store, report_of(opt, {}, [verdict_of(catalogue()[of], {"verdict": word})], {"version": version}))
 
 
 def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_path):

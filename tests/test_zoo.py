@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.check.report import Report
-from bench.check.run import reports as reports_of
-from bench.check.run import request_of
+from bench.check.run import failed, report_on, text
+from bench.store.reports import CheckRecord
 from bench.store.store import Store
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # warnings of the packages are not ours
@@ -31,9 +30,8 @@ COUNT_OUTSIDE = set(POLYAK) - {"sps_safe:SPS_safe", "pytorch_optimizer:AliG"}
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    requests = [request_of(name, only=LOOKED_AT, options=CAPS.get(name)) for name in POLYAK]
-    return {report.name: report for report in reports_of(requests)}
+def reports() -> dict[str, CheckRecord]:
+    return {name: report_on(name, only=LOOKED_AT, options=CAPS.get(name)) for name in POLYAK}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +44,11 @@ def reports() -> dict[str, Report]:
     ],
 )
 def test_faults_of_polyak_methods_are_found(
-    check: str, blamed: set[str], note: str, reports: dict[str, Report]
+    check: str, blamed: set[str], note: str, reports: dict[str, CheckRecord]
 ) -> None:
-    failing = {name for name, report in reports.items() if check in report.failed}
-    assert failing == blamed
-    assert all(note in reports[name][check].note for name in failing)
+    notes = {name: v["note"] for name, report in reports.items() for v in failed(report) if v["check"] == check}
+    assert notes.keys() == blamed
+    assert all(note in words for words in notes.values())
 
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "guides" / "optimizer.md").read_text("utf-8")
@@ -73,5 +71,5 @@ def test_the_guide_has_lines() -> None:
 @pytest.mark.parametrize("name", ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"])
 def test_schedule_free_methods_are_not_blamed(name: str) -> None:
     only = ["descent", "resume", "frozen", "closure", "ddp"]
-    (report,) = reports_of([request_of(name, only=only)])
-    assert report.ok, report.text()
+    report = report_on(name, only=only)
+    assert report.ok, text(report)

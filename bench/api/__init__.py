@@ -250,8 +250,6 @@ def check(
     optimizer: p.Opt | None = None,
     *,
     task: str | None = None,
-    matrix: p.Names | None = None,
-    out: Sequence[p.Place] | p.Place | None = None,
     only: p.Names | None = None,
     reference: str | None = None,
     quick: bool = False,
@@ -270,9 +268,6 @@ def check(
     Args:
         optimizer: an optimizer of `bench list optimizers`, module:Class or file.py:Class.
         task: check this task instead.
-        matrix: check many optimizers, one row of a table each: a module (torch.optim) or file for all of its classes,
-            module:Class, or a name; write muon: for a module with an optimizer's name.
-        out: file of the matrix: .html, .md or .json (default: Markdown on standard output); may be given several times.
         only: only these checks: A,B.
         reference: another optimizer, whose steps its own must equal.
         quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
@@ -284,11 +279,8 @@ def check(
 
     call = Call({**hyperparameters, "settings": settings, "data": data, "store": store})
     name = optimizer if optimizer is None else name_of(optimizer)
-    files = [Path(file) for file in ([out] if isinstance(out, str | Path) else out or [])]
-    return checking.check(
-        name, task, names("matrix", matrix), files, names("only", only), reference, call.words, call.places,
-        quick=quick, limit=limit,
-    )  # fmt: skip
+    checked = names("only", only)
+    return checking.check(name, task, checked, reference, call.words, call.places, quick=quick, limit=limit)
 
 
 @public

@@ -5,33 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Report, Verdict, write_verdict
-from bench.check.run import reports, request_of
+from bench.check import GROUPS, Kind, catalogue
+from bench.check.run import report_on, text, write
 from bench.errors import UserError
-from bench.output import Answer, Shown, note
+from bench.output import Answer, note
 from bench.progress import on_terminal, say, show_line
-
-
-class Checked(Shown):
-    """The report on an optimizer or a task: verdicts by check."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.code = report, int(not report.ok)
-
-    def as_json(self) -> Any:
-        """The verdicts."""
-        return self.report.as_json()
-
-    def __str__(self) -> str:
-        return self.report.text()
 
 
 def check(
     optimizer: str | None,
     task: str | None,
-    matrix: Sequence[str] | None,
-    out: Sequence[Path],
     only: Sequence[str] | None,
     reference: str | None,
     settings: Mapping[str, Any],
@@ -39,40 +22,30 @@ def check(
     *,
     quick: bool,
     limit: float,
-) -> Shown:
-    """Check an optimizer, a task, or many optimizers."""
-    options = {kind: {k[5:] if kind == "task" else k[4:]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
+) -> Answer:
+    """Check an optimizer or a task."""
+    options = {kind: {k[len(kind) + 1 :]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
                for kind in ("task", "opt")}  # fmt: skip
-    if task is not None:
-        if optimizer is not None or matrix is not None or reference or out or options["opt"]:
-            raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
-        request = request_of(task, only=only, options=options["task"], data=places["data"], kind="task")
-    elif options["task"]:
+    if task is not None and (optimizer is not None or reference or options["opt"]):
+        raise UserError("--task checks only a task: remove the optimizer, --opt.* and --reference")
+    if task is None and options["task"]:
         raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
-    elif matrix is not None:
-        if optimizer is not None or settings or reference:
-            raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
-        from bench.check import matrix as zoo  # needs numpy
+    name = optimizer if task is None else task
+    if name is None:
+        raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
 
-        return zoo.table(matrix, only, out, places["store"], limit)
-    else:
-        if out:
-            raise UserError("-o is for --matrix; use --json > FILE")
-        if optimizer is None:
-            raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
-        request = request_of(optimizer, only=only, reference=reference, options=options["opt"], quick=quick)
-    done = list[Verdict]()
+    def show(place: str, verdict: Mapping[str, Any]) -> None:
+        line = f"{place} {verdict['check']}: {verdict['verdict']} ({verdict['seconds']:.1f} s)"
+        show_line("check", line) if on_terminal() else say(line)
 
-    def show(_: Any, verdict: Verdict) -> None:
-        done.append(verdict)
-        text = f"{len(done)}/{len(request.checks)} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
-        show_line("check", text) if on_terminal() else say(text)
-
-    (report,) = reports([request], limit=limit, show=show)
+    what: dict[str, Any] = {"options": options["opt"], "reference": reference, "quick": quick}
+    if task is not None:
+        what = {"options": options["task"], "data": places["data"], "kind": "task"}
+    report = report_on(name, only=only, limit=limit, show=show, **what)
     show_line("check")
     if task is None and only is None and not quick:
-        note(f"written to {write_verdict(places['store'], report)}")
-    return Checked(report)
+        note(f"written to {write(places['store'], report)}")
+    return Answer(vars(report), text(report).split("\n"), int(not report.ok))
 
 
 def listed() -> Answer:
@@ -80,7 +53,7 @@ def listed() -> Answer:
     kinds: tuple[Kind, ...] = ("optimizer", "task")
     data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
     lines = [
-        f"{check.name}: {check.meaning}\n    {check.group}. {check.advice}".rstrip()
+        f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
         for kind in kinds
         for check in catalogue(kind).values()
     ]

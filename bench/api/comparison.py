@@ -195,17 +195,16 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
 
 def _check(spec: "StudySpec", request: Request) -> None:
     """Check an optimizer as `bench check` does, unless the store has its report; RunFailed if it changes results."""
-    from bench.check.report import read_verdict, write_verdict
-    from bench.check.run import reports, request_of, versions
+    from bench.check.run import failed, headline, report_on, stored, versions, write
 
     options = {name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")}
-    report = read_verdict(request.places["store"], spec.opt, options, versions())
+    report = stored(request.places["store"], spec.opt, options, versions())
     if report is None:
         with doing(f"checking {spec.opt}"):
-            (report,) = reports([request_of(spec.opt, options=options)])
-        write_verdict(request.places["store"], report)
-    note(f"{report.name}: {report.headline()}")
-    wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].group == "changes results"]
+            report = report_on(spec.opt, options=options)
+        write(request.places["store"], report)
+    note(f"{report.name}: {headline(report)}")
+    wrong = [v["check"] for v in failed(report) if v["check"] == "builds" or v.get("severity") == "results"]
     if wrong:
         command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
         why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"

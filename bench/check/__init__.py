@@ -13,22 +13,71 @@ an error may be. It fails with an `AssertionError`, and skips what does not appl
 in a process of their own. Importing this package imports no torch.
 """
 
+import ast
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from bench.check.catalogue import catalogue
+from typing import Any, Literal, TypeVar
 
 __all__ = ["checks", "parametrize_with_checks"]
 
+Severity = Literal["results", "set-up", "speed"]
+Kind = Literal["optimizer", "task"]
+
+GROUPS: dict[Severity, str] = {"results": "changes results", "set-up": "blocks a set-up", "speed": "costs speed"}
+"""Consequences of a failure, the worst first, as records and as people say them."""
+_FILES = {"optimizer": ("numerics", "parameters", "groups", "closures", "integration"), "task": ("task",)}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def failing(severity: Severity) -> Callable[[_Function], _Function]:
+    """Mark a function `check_X(optimizer)` as a check; `catalogue` reads from here what a failure of it means."""
+    return lambda function: function
+
+
+@dataclass(frozen=True)
+class Check:
+    """The function `check_NAME` of a file here, what a failure means, the first line of its docstring and the rest."""
+
+    name: str
+    file: str
+    severity: Severity
+    meaning: str
+    advice: str
+
+    @property
+    def quick(self) -> bool:
+        """Whether it starts neither processes nor trainings, so that `--quick` runs it."""
+        return self.file != "integration"
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The function; this imports torch."""
+        return getattr(import_module(f"bench.check.{self.file}"), f"check_{self.name}")
+
+
+@cache
+def catalogue(kind: Kind = "optimizer") -> dict[str, Check]:
+    """All checks by name, in the order they run: as they stand in their files."""
+    checks = {}
+    for file in _FILES[kind]:
+        for node in ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+                (decorator,) = node.decorator_list
+                assert isinstance(decorator, ast.Call)
+                name, (meaning, _, advice) = node.name[6:], cleandoc(ast.get_docstring(node) or "").partition("\n")
+                severity = ast.literal_eval(decorator.args[0])
+                checks[name] = Check(name, file, severity, meaning.rstrip("."), " ".join(advice.split()))
+    return checks
+
 
 def checks(*, quick: bool = False) -> list[Callable[[Any], Any]]:
-    """All checks of optimizers, in the order they run; each takes what `parametrize_with_checks` passes as `optimizer`.
-
-    `quick` leaves out those that start processes and trainings (DDP, FSDP2, lanes, ...).
-    """
+    """All checks of optimizers, in the order they run; `quick` leaves out those that start processes and trainings."""
     return [check.function for check in catalogue().values() if check.quick or not quick]
 
 

@@ -1,6 +1,5 @@
 """Checks of `step(closure)`: what it returns, the global state that it must leave alone, and its cost."""
 
-import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,18 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, STEPS, Fault, at_most, equal, generators, gradients, values
+from bench.check import failing
+from bench.check.steps import ROUNDING, STEPS, Fault, Stepper, at_most, equal, generators, values
 from bench.check.subject import Subject
 from optimizers.step_size import once_known
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_closure(optimizer: Subject) -> None:
     """The closure runs with gradients enabled, also under no_grad; step returns its loss and leaves it as it is.
 
-    Exact. A step must not come before the closure, nor hide moved weights from it: moves through .data keep the version
-    of a weight, and a closure that knows the loss already would return the old one. Mend: write `with
+    Exact. A move through .data before the closure would hide from it that its loss is old. Mend: write `with
     torch.enable_grad(): loss = closure()` first, `return loss`, and move weights under torch.no_grad().
     """
     stepper = optimizer.stepper()
@@ -57,13 +55,12 @@ def check_closure(optimizer: Subject) -> None:
             raise Fault(f"step(closure) returns {returned!r}, not the closure's loss")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_closure_gradients(optimizer: Subject) -> None:
     """Gradients from the closure, which clears and computes them anew, give the same step as gradients from before.
 
-    torch's protocol is `step(closure)` with `zero_grad()` and `backward()` inside. A step that works on .grad before it
-    calls the closure, such as a preconditioner or a clip around another optimizer, loses its work there; one that uses
-    gradients from before uses those of the last batch. Tolerance 1e-9 of the way. Mend: call the closure first.
+    torch's protocol is `step(closure)` with `zero_grad()` and `backward()` inside. A step that changes .grad before it
+    calls the closure loses this work. Tolerance 1e-9 of the way. Mend: call the closure first.
     """
     ahead, moves = optimizer.stepper(), list[bool]()
 
@@ -90,20 +87,13 @@ def check_closure_gradients(optimizer: Subject) -> None:
 
 
 def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
-    """The constructor, and then many steps with small gradients, as functions to call."""
-    params = [nn.Parameter(t) for t in gradients([(3, 2), (2, 1) if optimizer.matrices else (2,)], 4)]
-    instances = list[Any]()
-    yield lambda: instances.append(optimizer.make(params, seeded=None))
-    if optimizer.spec.traits.create_graph:
-        stepper = optimizer.stepper()
-        for _ in range(STEPS):
-            stepper.backward()
-            yield lambda: stepper.optimizer.step(lambda: torch.tensor(0.5))
-        return
-    for step in range(110):  # what happens every tenth or fiftieth step has happened
-        for p, grad in zip(params, gradients([p.shape for p in params], step), strict=True):
-            p.grad = 0.01 * grad
-        yield lambda: instances[0].step(lambda: torch.tensor(0.5, dtype=torch.float64))
+    """The constructor, and then many steps, as functions to call."""
+    model, instances = optimizer.attention(), list[Any]()
+    yield lambda: instances.append(optimizer.make(list(model.parameters()), seeded=None))
+    stepper = Stepper(optimizer.spec, model, instances[0])
+    for _ in range(110):  # what happens every tenth or fiftieth step has happened
+        loss = stepper.backward()
+        yield lambda loss=loss: stepper.optimizer.step(lambda: loss)
 
 
 _SETTINGS: dict[str, Callable[[], Any]] = {
@@ -112,20 +102,17 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "whether gradients are enabled": torch.is_grad_enabled,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "the precision of float32 matmul": torch.get_float32_matmul_precision,
-    "torch's default device": torch.get_default_device,
-    "anomaly detection": torch.is_anomaly_enabled,
     "numpy's handling of errors": np.geterr,
-    "whether garbage is collected": gc.isenabled,
 }
 
 
-@group("changes results")
+@failing("results")
 def check_globals(optimizer: Subject) -> str:
     """Constructor and step leave torch's, numpy's and Python's settings and random generators alone.
 
-    Default dtype, threads and others belong to the user, and with the generators dropout and the order of the data
-    would change with the optimizer. Exact, over 110 steps. Mend: pass dtype=, use context managers, never seed a global
-    generator; draw from your own torch.Generator and keep its state in state_dict, or declare Traits(draws=True).
+    Else dropout and the order of the data would change with the optimizer. Exact, over 110 steps. Mend: pass dtype=,
+    use context managers, never seed a global generator; draw from your own torch.Generator and keep its state in
+    state_dict, or declare Traits(draws=True).
     """
     usual, drawn = (torch.get_default_dtype(), torch.get_num_threads()), ""
     try:
@@ -153,12 +140,7 @@ def check_globals(optimizer: Subject) -> str:
     return drawn
 
 
-def _kernels(optimizer: Subject) -> list[dict[str, Any]]:
-    """Further arguments of the constructor: none, and those for the kernels of a GPU, if it takes them."""
-    return [{}, {"foreach": True}] if "foreach" in optimizer.hparams and not optimizer.hparams.get("fused") else [{}]
-
-
-@group("costs speed")
+@failing("speed")
 def check_syncs(optimizer: Subject) -> None:
     """A step never synchronises with the GPU: no .item(), float(), bool() or nonzero() of GPU tensors.
 
@@ -166,7 +148,8 @@ def check_syncs(optimizer: Subject) -> None:
     keep norms, losses and step sizes as 0-dim tensors on the parameters' device, use torch.where and clamp, not if.
     """
     optimizer.refuse_graph()
-    for arguments in _kernels(optimizer):
+    has_foreach = "foreach" in optimizer.hparams and not optimizer.hparams.get("fused")  # the default of a GPU
+    for arguments in [{}, {"foreach": True}] if has_foreach else [{}]:
         params = [nn.Parameter(p.detach().to("meta")) for p in optimizer.attention().parameters()]
         instance = optimizer.make(params, **arguments)
 

@@ -4,10 +4,10 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from itertools import cycle
 from math import inf
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from bench.check.catalogue import group
+from bench.check import failing
 from bench.check.steps import ROUNDING, SAMPLES, Attention, Fault, at_most, equal, flat, gap, values
 from bench.check.subject import Subject
 from bench.errors import described
@@ -29,7 +29,7 @@ from optimizers import OPTIMIZERS
 _CUT = 5  # samples of the first of two ranks; the second has the others
 
 
-@group("changes results")
+@failing("results")
 def check_micro_batches(optimizer: Subject) -> None:
     """Gradients summed over three micro-batches of different sizes give the step of the whole batch.
 
@@ -40,7 +40,7 @@ def check_micro_batches(optimizer: Subject) -> None:
     at_most(ROUNDING, measured, "the gap to a step of the whole batch is")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_grad_scaler(optimizer: Subject) -> None:
     """A GradScaler with a power-of-2 scale changes nothing, and an overflow skips the step.
 
@@ -93,7 +93,7 @@ class _Shared(Attention):
         return loss / 2
 
 
-@group("changes results")
+@failing("results")
 def check_ddp(optimizer: Subject) -> None:
     """Under DDP two processes, with other global seeds, stay bit-identical and agree with one process.
 
@@ -114,7 +114,7 @@ def check_ddp(optimizer: Subject) -> None:
     at_most(ROUNDING, gap(first, alone.params, alone.start), "the gap to one process is")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_fsdp(optimizer: Subject) -> None:
     """Under FSDP2 two processes agree with one process; one of them holds no element of the last parameter.
 
@@ -136,32 +136,19 @@ def check_fsdp(optimizer: Subject) -> None:
 
 
 def _on_ranks(optimizer: Subject, train: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
-    """The function's results by rank.
-
-    Raises:
-        RuntimeError: a rank raised an exception or ended, or the ranks wait for each other.
-    """
+    """The function's results by rank; RuntimeError if a rank raised an exception, ended, or waits for the other."""
     optimizer.refuse_graph()
     if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
         pytest.skip("this machine cannot fork processes that communicate with gloo")
-    seconds = 0.7 * optimizer.limit
-    deadline = time.monotonic() + seconds * crowding()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the children do not use
         folder, error = Path(name), Path(name, "error")
         # Forked, so that torch and the plug-in need not be imported again.
-        ranks: Any = start_processes(_rank, (folder, train), nprocs=2, join=False, daemon=True, start_method="fork")
         try:
-            while not ranks.join(max(0.0, deadline - time.monotonic())):
-                if time.monotonic() > deadline:
-                    reason = "they wait for each other, or one hangs"
-                    raise RuntimeError(f"the two processes did not finish in {seconds:.3g} s: {reason}")
+            start_processes(_rank, (folder, train), nprocs=2, daemon=True, start_method="fork")
         except ProcessExitedException as ended:
             ended_silently = f"rank {ended.error_index} of two processes ended without a result"
             raise RuntimeError(error.read_text() if error.exists() else ended_silently) from None
-        finally:
-            for process in ranks.processes:
-                process.kill()
         return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
@@ -171,7 +158,8 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
         torch.set_num_threads(1)  # the threads of the parent are not here
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # independent of the machine's name
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+        limit = timedelta(seconds=20 * crowding())  # of ranks that wait for each other
+        dist.init_process_group("gloo", f"file://{folder}/meeting", limit, 2, rank)
         weights = [p.detach() for p in train()]
         if os.getpid() == pid:  # not a process that the optimizer has forked
             torch.save(weights, folder / str(rank))
@@ -188,19 +176,20 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
 @contextmanager
 def _run_of(optimizer: Subject) -> Iterator[Any]:
     """A short run of the suite (task `synthetic`) with this optimizer."""
-    if optimizer.matrices or optimizer.by_role or not isinstance(optimizer.spec.target, str):
+    if optimizer.matrices or not isinstance(optimizer.spec.target, str):
         pytest.skip("a run needs an optimizer of all parameters that has a name")
     from bench.check.task import TaskSubject  # Lightning takes seconds to import
 
-    name, arguments = "bench_check_subject", {f"opt.{k}": v for k, v in optimizer.arguments.items()}
+    name = "bench_check_subject"
     OPTIMIZERS.own[name] = optimizer.spec
     try:
-        yield TaskSubject("synthetic", {"T": 4}, opt=name, hparams=arguments)
+        by = {f"opt.{k}": v for k, v in optimizer.arguments.items()}
+        yield TaskSubject("synthetic", {"T": 4}, by={"opt": name, **by})
     finally:
         del OPTIMIZERS.own[name]
 
 
-@group("changes results")
+@failing("results")
 def check_lanes(optimizer: Subject) -> None:
     """Vectorised runs, as in sweeps: the pure update equals the class.
 
@@ -224,7 +213,7 @@ def check_lanes(optimizer: Subject) -> None:
                 at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, with values of {label}: the gap")
 
 
-@group("changes results")
+@failing("results")
 def check_real_run(optimizer: Subject) -> None:
     """A run of the suite (task `synthetic`) that is resumed from its checkpoint equals the uninterrupted one.
 

@@ -1,6 +1,5 @@
 """Checks of what a step computes: descent, formulas, kernels, gradients of 0 and NaN."""
 
-from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -10,12 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from bench.check.catalogue import group
-from bench.check.steps import ROUNDING, Fault, Stepper, at_most, flat, gradients, values
+from bench.check import failing
+from bench.check.steps import ROUNDING, Fault, at_most, flat, gradients, values
 from bench.check.subject import Subject
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_builds(optimizer: Subject) -> str:
     """The constructor takes a list and a generator of parameters, and a step works.
 
@@ -29,10 +28,10 @@ def check_builds(optimizer: Subject) -> str:
         if members != sorted(map(id, stepper.params)):
             raise Fault("its param_groups do not contain each parameter exactly once")
         stepper.step()
-    return "on matrices only" if optimizer.matrices else "by role" if optimizer.by_role else ""
+    return "on matrices only" if optimizer.matrices else ""
 
 
-@group("changes results")
+@failing("results")
 def check_descent(optimizer: Subject) -> str:
     """It decreases the loss of a small attention head, at its lr times a power of 10.
 
@@ -54,7 +53,7 @@ def check_descent(optimizer: Subject) -> str:
     raise Fault(f"after 60 steps the loss is {best:.3g} of the initial one, at the best lr (at most 0.5)", best)
 
 
-@group("changes results")
+@failing("results")
 def check_reference(optimizer: Subject) -> str:
     """Its steps equal those of a reference optimizer.
 
@@ -67,15 +66,12 @@ def check_reference(optimizer: Subject) -> str:
     optimizer.refuse_chance()
     right = Subject(optimizer.reference)
     shared = {name: value for name, value in optimizer.hparams.items() if name in right.hparams}
-
-    def pair(setting: Mapping[str, Any]) -> list[Stepper]:
-        return [subject.stepper(arguments={**shared, **setting}) for subject in (optimizer, right)]
-
     settings = [(label, setting) for label, setting in optimizer.settings() if setting.keys() <= shared.keys()]
-    return "with " + ", ".join(_agree(settings, pair, ROUNDING, f"the gap to {right.spec.name} is"))
+    message = f"the gap to {right.spec.name} is"
+    return "with " + ", ".join(_agree(settings, (optimizer, shared), (right, shared), ROUNDING, message))
 
 
-@group("changes results")
+@failing("results")
 def check_foreach(optimizer: Subject) -> str:
     """The kernels foreach and fused equal the loop over parameters, at the default and at other hyperparameters.
 
@@ -85,39 +81,30 @@ def check_foreach(optimizer: Subject) -> str:
     flags = [name for name in ("foreach", "fused") if name in optimizer.hparams]
     loop, ran = dict.fromkeys(flags, False), list[str]()
     for flag in flags:
-        ways = (loop | {flag: True}, loop)
-
-        def pair(setting: Mapping[str, Any], ways: Any = ways) -> list[Stepper]:
-            return [optimizer.stepper(arguments={**setting, **way}) for way in ways]
-
-        if _agree(optimizer.settings(), pair, 1e-6, f"{flag}=True: the gap to the loop is"):
+        pair = (optimizer, loop | {flag: True}), (optimizer, loop)
+        if _agree(optimizer.settings(), *pair, 1e-6, f"{flag}=True: the gap to the loop is"):
             ran.append(flag)
     if not ran:
         pytest.skip("its constructor takes neither foreach nor fused")
     return " and ".join(ran)
 
 
-def _agree(
-    settings: Sequence[tuple[str, Mapping[str, Any]]],
-    pair: Callable[[Mapping[str, Any]], list[Stepper]],
-    tolerance: float,
-    message: str,
-) -> list[str]:
-    """Compare 10 steps of two optimizers at all settings that are legal for both, whose labels are returned."""
+def _agree(settings: list[tuple[str, dict[str, Any]]], one: Any, other: Any, most: float, message: str) -> list[str]:
+    """Compare 10 steps of two pairs (subject, arguments) at all settings legal for both, whose labels are returned."""
     labels = []
     for label, setting in settings:
         try:
-            tested, right = pair(setting)
+            tested, right = (subject.stepper(arguments={**more, **setting}) for subject, more in (one, other))
             right.run(10)
         except Exception:
             continue  # an illegal value, or a kernel that does not exist here
         if flat(right.params).isfinite().all():
             labels.append(label)
-            at_most(tolerance, tested.run(10).gap(right), f"with {label}, {message}")
+            at_most(most, tested.run(10).gap(right), f"with {label}, {message}")
     return labels
 
 
-@group("changes results")
+@failing("results")
 def check_zero_or_nan(optimizer: Subject) -> str:
     """A zero gradient makes no weight NaN or infinite, and a NaN in a gradient is not replaced by a number.
 

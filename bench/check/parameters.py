@@ -1,37 +1,23 @@
 """Checks of parameters, gradients and state: every kind of parameter, resuming, averages, memory that grows."""
 
 import io
-import itertools
 import pickle
 import re
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.check.catalogue import group
-from bench.check.steps import (
-    ROUNDING,
-    STEPS,
-    Fault,
-    Stepper,
-    at_most,
-    difference,
-    equal,
-    gap,
-    gradients,
-    leaves,
-    values,
-)
+from bench.check import failing
+from bench.check.steps import ROUNDING, STEPS, Fault, at_most, difference, equal, gap, gradients, leaves, values
 from bench.check.subject import Subject
 
 _MATRICES = ((3, 5), (5, 3), (4, 4), (1, 6), (6, 1), (130, 140))
 _OTHERS = ((), (1,), (7,), (0, 3), (2, 3, 4), (4, 3, 3, 3), (2, 2, 2, 2, 2))
 
 
-@group("changes results")
+@failing("results")
 def check_kinds(optimizer: Subject) -> None:
     """Parameters of every shape and layout are trained: scalars, vectors, convolutions, transposed, empty ones.
 
@@ -43,7 +29,7 @@ def check_kinds(optimizer: Subject) -> None:
         _check_kinds(optimizer, dtype, 1.0)
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_bf16(optimizer: Subject) -> None:
     """Parameters in bfloat16 are trained and keep their dtype.
 
@@ -72,7 +58,7 @@ def _check_kinds(optimizer: Subject, dtype: torch.dtype, size: float) -> None:
             raise Fault(f"6 steps change {share:.0%} of a parameter of shape {shape}, {dtype}")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_frozen(optimizer: Subject) -> None:
     """Frozen parameters and those without a gradient stay unchanged and do not affect the others; one may come later.
 
@@ -98,7 +84,7 @@ def check_frozen(optimizer: Subject) -> None:
         raise Fault("a parameter whose first gradient comes in step 4 is never trained, or not finite")
 
 
-@group("changes results")
+@failing("results")
 def check_gradients(optimizer: Subject) -> None:
     """A step does not change, replace or zero .grad, and nothing that it keeps shares memory with it.
 
@@ -106,19 +92,13 @@ def check_gradients(optimizer: Subject) -> None:
     would overwrite a momentum that begins as the gradient itself. Exact, also with weight decay. Mend: create a new
     tensor (grad = grad + weight_decay * p), clone() the first gradient, and leave zero_grad to the caller.
     """
-    ways = [{}, {"weight_decay": 0.1}] if optimizer.hparams.get("weight_decay") == 0 else [{}]
-    for way, with_closure in itertools.product(ways, (True, False)):
+    for way in [{}, {"weight_decay": 0.1}] if optimizer.hparams.get("weight_decay") == 0 else [{}]:
         stepper = optimizer.stepper(arguments=way)
         for _ in range(3):
             loss = stepper.backward()
             grads: list[Any] = [p.grad for p in stepper.params]
             before = values(grads)
-            try:
-                stepper.optimizer.step(lambda loss=loss: loss) if with_closure else stepper.optimizer.step()
-            except Exception:
-                if with_closure:
-                    raise
-                break  # it needs a closure
+            stepper.optimizer.step(lambda loss=loss: loss)
             for i, (p, grad, value) in enumerate(zip(stepper.params, grads, before, strict=True)):
                 if p.grad is not grad or not equal([grad], [value]):
                     how = "".join(f", with {name} {value}" for name, value in way.items())
@@ -136,15 +116,14 @@ def check_gradients(optimizer: Subject) -> None:
     at_most(0, reused.gap(fresh), "with gradients that are overwritten after each step, the gap is")
 
 
-@group("changes results")
+@failing("results")
 def check_resume(optimizer: Subject) -> None:
     """A run resumed from state_dict() equals the uninterrupted one, also where lr is halved afterwards.
 
     Exact, with both runs stepping in turn: in float32 after 3 and after 60 steps, and with bfloat16 parameters, whose
-    dtype load_state_dict gives to floating-point state. An attribute, or a value of the class or its module, that
-    changes and is not restored fails even if the weights agree: signs may hide it. Of seven published Polyak-type
-    optimizers five fail (results/conformance). Mend: keep all state in self.state[p] or in the groups, as tensors and
-    plain numbers, which torch.load(weights_only=True) can read, and wider state than the parameters in the group; read
+    dtype load_state_dict gives to floating-point state. An attribute that changes and is not restored fails even if the
+    weights agree: signs may hide it. Mend: keep all state in self.state[p] or in the groups, as tensors and plain
+    numbers, which torch.load(weights_only=True) can read, and wider state than the parameters in the group; read
     self.param_groups in every step, since load_state_dict replaces them.
     """
     for dtype, before, after in ((torch.float32, 3, 4), (torch.float32, 60, 60), (torch.bfloat16, 3, 4)):
@@ -156,7 +135,7 @@ def check_resume(optimizer: Subject) -> None:
             return  # it does not step on bfloat16
         whole, resumed = _resumed(optimizer, dtype, before)
         where = f"interrupted after {before} steps" + " on bfloat16" * (dtype == torch.bfloat16)
-        outside, lost = leaves(values_outside(whole.optimizer)), ""
+        lost = ""
         for steps in (1, after - 1):
             whole.run(steps)
             resumed.run(steps)
@@ -170,11 +149,9 @@ def check_resume(optimizer: Subject) -> None:
         # One that has converged computes nothing; torch casts scalars of ASGD and NAdam to bfloat16, harmlessly.
         if lost and whole.moved() and dtype == torch.float32:
             raise Fault(f"{where}, {lost}")
-        if changed := difference(outside, leaves(values_outside(whole.optimizer))):
-            raise Fault(f"{changed} after {after} more steps: no checkpoint has the values of a class or a module")
 
 
-def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepper, Stepper]:
+def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> Any:
     """A run after some steps, and another one with its weights and its loaded state."""
     whole, file = optimizer.stepper(optimizer.attention(dtype)).run(before), io.BytesIO()
     torch.save(whole.optimizer.state_dict(), file)
@@ -182,8 +159,8 @@ def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepp
     try:
         state = torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise Fault("torch.load(weights_only=True) refuses its state" + (f": a {kind[1]}" if kind else "")) from None
+        kind = re.findall(r"GLOBAL (\S+)", str(error))
+        raise Fault(f"torch.load(weights_only=True) refuses its state: a {', '.join(kind)}") from None
     resumed = optimizer.stepper(optimizer.attention(dtype))
     resumed.model.load_state_dict(whole.model.state_dict())
     resumed.optimizer.load_state_dict(state)
@@ -192,18 +169,7 @@ def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> tuple[Stepp
     return whole, resumed
 
 
-def values_outside(optimizer: Any) -> dict[str, Any]:
-    """Numbers, tensors and containers that its classes and their modules hold."""
-    kinds = int | float | Tensor | list | dict | torch.Generator
-    members = dict[str, Any]()
-    for cls in type(optimizer).__mro__:
-        if cls is not object and cls.__module__.partition(".")[0] != "torch":
-            members |= {f"{cls.__name__}.{name}": value for name, value in vars(cls).items()}
-            members |= vars(sys.modules.get(cls.__module__, object))
-    return {k: v for k, v in members.items() if isinstance(v, kinds) and not k.rpartition(".")[2].startswith("__")}
-
-
-@group("changes results")
+@failing("results")
 def check_eval_train(optimizer: Subject) -> None:
     """eval() and then train() leave the weights and the later steps as they are.
 
@@ -221,7 +187,7 @@ def check_eval_train(optimizer: Subject) -> None:
         at_most(ROUNDING, disturbed.run(3).gap(plain.run(3)), f"steps after eval() and train() at {steps} change by")
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_leaks(optimizer: Subject) -> None:
     """Memory does not grow with the number of steps, neither in tensors and their graphs nor in lists of numbers.
 
@@ -231,11 +197,10 @@ def check_leaks(optimizer: Subject) -> None:
     stepper, sizes = optimizer.stepper(), list[dict[str, Any]]()
     for steps in (120, 40):
         stepper.run(steps)
-        members = [vars(stepper.optimizer), [vars(p) for p in stepper.params], values_outside(stepper.optimizer)]
-        sizes.append(leaves(members, of=_bytes))
+        sizes.append(leaves([vars(stepper.optimizer), [vars(p) for p in stepper.params]], of=_bytes))
     before, after = sizes
-    if new := [place for place in after if place not in before] if len(after) > len(before) else []:
-        raise Fault(f"40 late steps add {len(new)} entries to what it keeps, such as {new[-1]}")
+    if len(after) > len(before):
+        raise Fault(f"40 late steps add entries to what it keeps, such as {[x for x in after if x not in before][-1]}")
     for place, size in after.items():
         if isinstance(size, tuple) and place in before and size > before[place]:
             raise Fault(f"in 40 late steps, {place} grows from {before[place]} to {size} bytes and operations")

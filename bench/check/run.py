@@ -1,4 +1,8 @@
-"""Runs checks in a process of its own, since an optimizer may raise, hang, print, fork or end it."""
+"""Reports of `bench check`, which are records of a store.
+
+Checks run in a process of their own, since an optimizer may raise, hang, print, fork or end it. Importing this file
+imports no torch.
+"""
 
 import json
 import os
@@ -8,79 +12,114 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from platform import python_version
-from typing import Any, NamedTuple
+from select import select
+from types import MappingProxyType
+from typing import IO, Any, cast
 
-from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Report, Verdict, written
+from bench.check import GROUPS, Check, Kind, catalogue
 from bench.config.options import is_none
 from bench.config.plugins import adopt, packed
 from bench.errors import UserError, check_known, described
 from bench.machine import crowding
-from bench.process import ROOT, python_command
+from bench.process import ROOT, python_command, shield
+from bench.store.files import Damaged, making, write_json
+from bench.store.reports import CheckRecord, check_path, read_report
+from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
 from optimizers.plugins import PluginError
 from tasks import TASKS
+from tasks.core.spec import place_of
 
-LIMIT = 30.0
-"""Seconds that one check may take; more in proportion on a machine with more runnable processes than processors."""
-_MOST_ENDED = 3
-"""Processes that an optimizer may end or block before its remaining checks are skipped. Ours."""
-Show = Callable[[Report, Verdict], None]
-"""Receives the report on an optimizer so far, and the new verdict."""
+Verdict = dict[str, Any]
+"""Of one check: `verdict_of`."""
+_CODE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bench.check.run import work; work()"
 
 
-class Request(NamedTuple):
-    """Checks of one optimizer or task, as `request_of` takes them."""
-
-    name: str
-    checks: tuple[str, ...]
-    options: dict[str, Any]
-    reference: str | None = None
-    kind: Kind = "optimizer"
-    data: Path | None = None
+def fails(verdict: Verdict) -> bool:
+    """Whether the property does not hold; `error` means that the optimizer raised, ended its process or hung."""
+    return verdict["verdict"] in ("fail", "error")
 
 
-def request_of(
-    name: str,
-    *,
-    only: Sequence[str] | None = None,
-    reference: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    quick: bool = False,
-    kind: Kind = "optimizer",
-    data: Path | None = None,
-) -> Request:
-    """A request to check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
-
-    `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
-    hyperparameters or those of the task, as values or as words of the command line; `reference` is an optimizer whose
-    steps must be equal; `data` is the data folder for a task.
-
-    Raises:
-        UserError: there is no such optimizer, task or check.
-    """
-    place = name.rpartition(":")[0]
-    if place.endswith(".py") and not Path(place).is_file():  # before torch is imported
-        raise UserError(f"there is no file {place}")
-    check_known(kind, [name], TASKS if kind == "task" else OPTIMIZERS)
-    options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
-    return Request(name, checks_of(kind, only, quick=quick), options, reference, kind, data)
+def group_of(verdict: Verdict) -> str:
+    """What a failure of its check means."""
+    return GROUPS[verdict.get("severity") or "results"]
 
 
-def checks_of(kind: Kind, only: Sequence[str] | None, *, quick: bool = False) -> tuple[str, ...]:
-    """The named checks, or all (all quick ones) if None, in their order; UserError for an unknown one."""
-    known = catalogue(kind)
-    check_known("check", only or (), known)
-    return tuple(name for name in known if (only is None or name in only) and (known[name].quick or not quick))
+def failed(report: CheckRecord) -> list[Verdict]:
+    """The failures, the worst first."""
+    return sorted(filter(fails, report.verdicts), key=lambda verdict: [*GROUPS.values()].index(group_of(verdict)))
+
+
+def headline(report: CheckRecord) -> str:
+    """Faults, and failures that cost speed: `1 fault (changes results: groups); costs speed: syncs`."""
+    names = {group: ", ".join(v["check"] for v in failed(report) if group_of(v) == group) for group in GROUPS.values()}
+    *faults, slow = (f"{group}: {members}" if members else "" for group, members in names.items())
+    serious = f"{counted(len(report.serious), 'fault')} ({'; '.join(filter(None, faults))})"
+    return "; ".join(filter(None, [serious if any(faults) else "no fault", slow]))
+
+
+def text(report: CheckRecord) -> str:
+    """A line for each check, in groups, the failures first; then how to mend them, and the headline."""
+    lines = []
+    for group in GROUPS.values():
+        members = [verdict for verdict in report.verdicts if group_of(verdict) == group]
+        lines += [group] * bool(members)
+        for v in sorted(members, key=fails, reverse=True):
+            lines.append(f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip())
+    for v in failed(report):
+        lines += ["", f"{v['check']} ({group_of(v)}): {v['meaning']}", f"  {v['advice']}"]
+    count = Counter(v["verdict"] for v in report.verdicts)
+    total = ", ".join(f"{count[word]} {word}" for word in ("pass", "fail", "not applicable", "error") if count[word])
+    return "\n".join([*lines, "", f"{report.name}: {headline(report)}; {total}"])
+
+
+def verdict_of(check: Check, answer: Mapping[str, Any]) -> Verdict:
+    """A verdict for a record, with what its check means."""
+    seen = {"verdict": answer["verdict"], "measured": answer.get("measured"), "note": answer.get("note", "")}
+    meaning = {"severity": check.severity, "meaning": check.meaning, "advice": check.advice}
+    return plain({"check": check.name, **seen, "seconds": answer.get("seconds", 0.0), **meaning})
+
+
+def report_of(
+    name: str, options: Mapping[str, Any], verdicts: list[Verdict], about: Mapping[str, Any] = MappingProxyType({})
+) -> CheckRecord:
+    """The report on an optimizer or a task; `about` has other fields of the record."""
+    report = CheckRecord(name, True, plain(written(options)), verdicts, **about)
+    return replace(report, ok=not report.serious)
+
+
+def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for a record: numbers and None as they are, all else as text."""
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in arguments.items()}
+
+
+def write(store: Path, report: CheckRecord) -> Path:
+    """Store a report; it replaces one on the same version of the optimizer, with the same `opt.rest`."""
+    path = report.path(store)
+    with making(store):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, vars(report), indent=1)
+    return path
+
+
+def stored(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> CheckRecord | None:
+    """The report on an optimizer without errors, with these `options` and `versions` and today's checks."""
+    spec = OPTIMIZERS[name]
+    try:
+        report = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
+    except (FileNotFoundError, Damaged):
+        return None
+    holds = report.options == written(options) and report.versions == versions
+    same_checks = [verdict["check"] for verdict in report.verdicts] == [*catalogue()]
+    return report if holds and same_checks and "error" not in [v["verdict"] for v in report.verdicts] else None
 
 
 def versions() -> dict[str, str]:
@@ -88,169 +127,146 @@ def versions() -> dict[str, str]:
     return {"python": python_version(), "torch": version("torch"), "bench": version("attention-optimizer-bench")}
 
 
-def reports(
-    requests: Sequence[Request], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
-) -> Generator[Report, None, None]:
-    """Check several optimizers one after the other, in one process that is replaced when it ends or hangs.
+def report_on(
+    name: str,
+    *,
+    only: Sequence[str] | None = None,
+    quick: bool = False,
+    options: Mapping[str, Any] | None = None,
+    reference: str | None = None,
+    kind: Kind = "optimizer",
+    data: Path | None = None,
+    limit: float = 30.0,
+    show: Callable[[str, Verdict], None] = lambda place, verdict: None,
+) -> CheckRecord:
+    """Check an optimizer or a task: a name of the registry, `module:Object` or `file.py:Object`.
 
-    `limit` is in seconds for one check; `show` is called with each verdict as it comes.
+    `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
+    values or words of the command line; `reference` is an optimizer whose steps must be equal; `limit` is in seconds
+    for a check, more on a crowded machine; `show` is called with `2/28` and each verdict as it comes.
 
     Raises:
-        UserError: an optimizer cannot be loaded or built; without `refuse`, it gets such a verdict instead.
+        UserError: there is no such optimizer, task or check, or it cannot be loaded.
     """
-    with closing(Worker(limit)) as worker:
-        for request in requests:
-            report, ended, reason = Report(request.name, request.options, kind=request.kind), 0, ""
-            for check in request.checks:
-                answer: dict[str, Any] = {"verdict": "not applicable", "note": reason}
-                if not reason:
-                    answer = worker.call(verdict_on, request, check, limit)
-                if refuse and "refused" in answer:
+    check_known(kind, [name], TASKS if kind == "task" else OPTIMIZERS)
+    known = catalogue(kind)
+    check_known("check", only or (), known)
+    checks = [c for c in known if (only is None or c in only) and (known[c].quick or not quick)]
+    options = {key: value for key, value in (options or {}).items() if key != REST or not is_none(value)}
+    verdicts, about = list[Verdict](), dict[str, Any]()
+    unbuilt = {"verdict": "not applicable", "note": "it does not build"}
+    while left := checks[len(verdicts) :]:  # another process continues where one has ended
+        with closing(_answers((kind, name, options, reference, data), left, limit)) as answers:
+            for check, answer in zip(left, answers, strict=False):
+                if "refused" in answer:
                     raise UserError(answer["refused"])
-                verdict = Verdict(check, **{k: v for k, v in answer.items() if k in Verdict.__dataclass_fields__})
-                report = replace(report, about=answer.get("about", report.about), verdicts=(*report.verdicts, verdict))
-                if show is not None:
-                    show(report, verdict)
-                ended += "ended" in answer
-                if "unbuilt" in answer or (check == "builds" and not verdict.ok):
-                    reason = "it does not build"
-                elif ended == _MOST_ENDED:
-                    reason = reason or f"not run: {_MOST_ENDED} checks before ended the process"
-            yield report
+                about = answer.get("about", about)
+                verdicts.append(verdict_of(known[check], answer))
+                show(f"{len(verdicts)}/{len(checks)}", verdicts[-1])
+                if fails(verdicts[-1]) and (check == "builds" or "unbuilt" in answer):
+                    verdicts += [verdict_of(known[name], unbuilt) for name in checks[len(verdicts) :]]
+                    break
+    return report_of(name, options, verdicts, about)
 
 
-class Worker:
-    """A process that runs functions of this package; another one replaces it when it ends or takes too long."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def call(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        """The answer of a function, with its `seconds`; or a verdict and that the process has `ended`."""
-        seconds = self.limit * crowding()
-        begun, note = time.monotonic(), f"not finished after {seconds:.2g} s"
-        try:
-            process = self.process or self._start()
-            begun = time.monotonic()  # the limit does not count that it imports torch
-            self.pipe.send((function, arguments))
-            while time.monotonic() < begun + seconds:
-                if self.pipe.poll(0.1):
-                    return self.pipe.recv()
-                if process.poll() is not None:  # a child that it has forked may hold the pipe open
-                    raise EOFError
-        except (EOFError, OSError):
-            note = "the process ended"
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UserError(f"options must be plain values: {error}") from None
-        self.close()
-        return {"verdict": "error", "note": note, "seconds": round(time.monotonic() - begun, 3), "ended": True}
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        self.pipe, theirs = Pipe()
+def _answers(subject: tuple[Any, ...], checks: Sequence[str], limit: float) -> Generator[dict[str, Any]]:
+    """The answers of another process to checks of a subject; the last one says if it ended or took too long."""
+    process = subprocess.Popen(
+        python_command("-c", _CODE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
         # No GPU: its driver's threads would not survive the fork of ranks, and the checks are the same without.
-        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
-        # A test may find its optimizer on the caller's path; `shield` lets Python find the suite's packages first.
-        code = (
-            "import json, sys\nroot, path, descriptor = json.loads(sys.argv[1])\nsys.path[:] = [root, *path]\n"
-            "from bench.process import shield\nshield()\nsys.path[:] = path\n"
-            "from bench.check.run import work\nwork(descriptor)"
-        )
-        self.process = subprocess.Popen(
-            python_command("-c", code, json.dumps([str(ROOT), sys.path, theirs.fileno()])),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=os.environ | alone,
-            start_new_session=True,  # its forks end with it
-        )
-        theirs.close()
-        self.pipe.send(packed())
-        self.pipe.recv()
-        return self.process
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
+        start_new_session=True,  # its forks end with it
+    )
+    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    try:
+        with stdin:
+            pickle.dump((sys.path, packed(), subject, checks), stdin)
+        stdout.readline()  # the limit does not count that it imports torch
+        for _ in checks:
+            begun, seconds = time.monotonic(), limit * crowding()
+            line = _line(process, stdout, begun + seconds)
+            note = f"not finished after {seconds:.2g} s" if line is None else "the process ended"
+            answer = json.loads(line) if line else {"verdict": "error", "note": note}
+            yield answer | {"seconds": round(time.monotonic() - begun, 3)}
+            if not line:
+                return
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        stdout.close()
 
-    def close(self) -> None:
-        """End the process and its children."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.pipe.close()
-            self.process = None
+
+def _line(process: "subprocess.Popen[bytes]", stdout: IO[bytes], end: float) -> bytes | None:
+    """The next line of a process; empty if it has ended, None if it takes too long."""
+    while not select([stdout], [], [], 0.1)[0]:
+        if process.poll() is not None:  # a child that it has forked may hold the pipe open
+            return b""
+        if time.monotonic() > end:
+            return None
+    return stdout.readline()
 
 
 # ---- In the other process --------------------------------------------------------------------------------------------
 
 
-def work(descriptor: int) -> None:
-    """Call functions for a `Worker` at the other end of a pipe until it is closed; what optimizers print is lost."""
+def work() -> None:
+    """Answer each check by a line on standard output; what optimizers print is lost."""
+    shield()
+    # A test may find its optimizer on the caller's path.
+    sys.path[:], session, subject, checks = pickle.load(sys.stdin.buffer)
     import torch
 
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
     torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
-    pipe, process = Connection(descriptor), os.getpid()
-    adopt(pipe.recv())
+    adopt(session)
+    out, process, built = os.dup(1), os.getpid(), list[Any]()
     for standard in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), standard)
-    pipe.send("ready")
-    with suppress(EOFError):
-        while True:
-            function, arguments = pipe.recv()
-            begun = time.monotonic()
-            answer = function(*arguments)
-            if os.getpid() != process:
-                break  # a process that the optimizer has forked
-            pipe.send(answer | {"seconds": round(time.monotonic() - begun, 3)})
+    os.write(out, b"ready\n")
+    for check in checks:
+        answer = _answer(subject, check, built)
+        if os.getpid() != process:
+            break  # a process that the optimizer has forked
+        os.write(out, json.dumps(answer).encode() + b"\n")
     os._exit(0)
 
 
-_subjects: dict[str, Any] = {}
-"""The last subject, by its request."""
-
-
-def verdict_on(request: Request, check: str, limit: float) -> dict[str, Any]:
-    """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; why a request is `refused`."""
+def _answer(subject: tuple[Any, ...], check: str, built: list[Any]) -> dict[str, Any]:
+    """The fields of a verdict; `about` the optimizer, or that it is `unbuilt`; why it is `refused`."""
     import pytest
 
     from bench.check.steps import Fault, seed
 
-    more = dict[str, Any](unbuilt=True)
+    (kind, name, options, reference, data), answer = subject, dict[str, Any](unbuilt=True)
     try:
-        if repr(request) not in _subjects:
-            _subjects.clear()
-            _subjects[repr(request)] = _subject(request, limit)
-        subject = _subjects[repr(request)]
-        more = {"about": _about(subject)}
+        if not built and kind == "task":
+            from bench.check.task import TaskSubject
+
+            built.append(TaskSubject(name, options, data))
+        elif not built:
+            from bench.check.subject import Subject
+
+            built.append(Subject(name, options, reference))
+        spec, arguments = built[0].spec, plain(written(built[0].arguments))
+        target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
+        about = {"target": target, "version": spec.version, "package": spec.package, "versions": versions()}
+        answer = {"about": {**about, "arguments": arguments}}
         seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            note = catalogue(request.kind)[check].function(subject)
-        return more | {"verdict": "pass", "note": note or ""}
+            note = catalogue(kind)[check].function(built[0])
+        return answer | {"verdict": "pass", "note": note or ""}
     except pytest.skip.Exception as skip:
-        return more | {"verdict": "not applicable", "note": str(skip)}
+        return answer | {"verdict": "not applicable", "note": str(skip)}
     except Fault as fault:  # with the line of the optimizer's file, if any
         note = described(fault).removeprefix("Fault: ")
-        return more | {"verdict": "fail", "note": note, "measured": fault.measured}
+        return answer | {"verdict": "fail", "note": note, "measured": fault.measured}
     except (UserError, PluginError) as error:
-        return more | {"verdict": "error", "note": str(error), "refused": str(error)}
+        return answer | {"verdict": "error", "note": str(error), "refused": str(error)}
     except BaseException as error:
-        return more | {"verdict": "error", "note": "; ".join([described(error), *getattr(error, "__notes__", [])])}
-
-
-def _subject(request: Request, limit: float) -> Any:
-    if request.kind == "task":
-        from bench.check.task import TaskSubject
-
-        return TaskSubject(request.name, request.options, request.data)
-    from bench.check.subject import Subject
-
-    return Subject(request.name, request.options, request.reference, limit=limit)
-
-
-def _about(subject: Any) -> dict[str, Any]:
-    from tasks.core.spec import place_of
-
-    spec = subject.spec
-    target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
-    about = {"target": target, "version": spec.version, "package": spec.package}
-    return about | {"versions": versions(), "arguments": written(subject.arguments)}
+        return answer | {"verdict": "error", "note": described(error)}

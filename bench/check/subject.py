@@ -32,22 +32,19 @@ class Subject:
     """The checked optimizer, in any of the forms that `bench.check.parametrize_with_checks` takes.
 
     Hyperparameters are `given` as words or values; those of the method for the rest are left out. `reference` is an
-    optimizer (default: that of the spec), `limit` the seconds that one check may take.
+    optimizer (default: that of the spec).
 
     Attributes:
         arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
         hparams: all of the constructor's arguments by name.
         matrices: whether it takes only matrices, and is checked on them.
-        by_role: whether it takes only groups with `use_muon`, and gets them.
 
     Raises:
         UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
     """
 
-    def __init__(
-        self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None, *, limit: float = 30.0
-    ) -> None:
-        self.limit, given = limit, dict(given or {})
+    def __init__(self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None) -> None:
+        given = dict(given or {})
         if isinstance(target, functools.partial):
             target, given = target.func, {**target.keywords, **given}
         self.spec = spec = spec_of(target)
@@ -70,13 +67,7 @@ class Subject:
                 self.arguments[cap] = inf
         defaults = {p.name: p.default for p in signature.values() if p.name != "params" and p.default is not p.empty}
         self.hparams: dict[str, Any] = defaults | self.arguments
-        for self.matrices, self.by_role in ((False, False), (True, False), (False, True)):
-            if self._steps((4, 3), (3, 1) if self.matrices else (3,)):
-                return
-        self.by_role = False
-
-    def __repr__(self) -> str:
-        return f"<{self.spec.name}>"
+        self.matrices = not self._steps((4, 3), (3,)) and self._steps((4, 3), (3, 1))
 
     def _steps(self, *shapes: tuple[int, ...]) -> bool:
         """Whether it steps on parameters of these shapes."""
@@ -93,7 +84,7 @@ class Subject:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether its steps draw random numbers from the global generators, or it holds a generator."""
+        """Whether its steps draw from the global generators, or it holds a generator."""
         stepper = self.stepper().run(2)
         states = generators()
         seed(1)  # as the second step did
@@ -124,20 +115,10 @@ class Subject:
 
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
-        if self.by_role or takes_names(self.spec.cls):
-            groups = params = list(params)
-            if not isinstance(params[0], dict):
-                groups = [{"params": params}]
-                params = [(f"weight_{i}", p) for i, p in enumerate(params)]
-            elif not self.by_role:
+        if takes_names(self.spec.cls):
+            params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            if isinstance(params[0][1], dict):
                 pytest.skip("it takes all parameters by name and no groups")
-            if self.by_role:
-                parts = [
-                    (g, flag, [p for p in g["params"] if (p.ndim == 2) is flag])
-                    for flag in (True, False)
-                    for g in groups
-                ]
-                params = [{**g, "params": members, "use_muon": flag} for g, flag, members in parts if members]
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(params, **{**self.arguments, **more}))
@@ -187,12 +168,7 @@ def _other_values(value: float) -> list[Any]:
 
 
 def spec_of(target: Any) -> OptimizerSpec:
-    """The spec of an optimizer in any form but a partial.
-
-    Raises:
-        UserError: there is no such optimizer.
-        PluginError: it cannot be imported, or is no optimizer.
-    """
+    """The spec of an optimizer in any form but a partial (UserError, PluginError)."""
     if isinstance(target, OptimizerSpec):
         return target
     if isinstance(target, str):

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from bench.check.catalogue import group
+from bench.check import failing
 from bench.check.steps import ROUNDING, Fault, at_most, equal, gap, values
 from bench.config.run_config import RunConfig, resolve
 from bench.lanes.runs import make_lanes
@@ -28,6 +28,7 @@ STEPS = 6
 _BATCH = 13  # cut into micro-batches of 4, 4 and 5
 _ROWS = 50_000  # examined rows of a split
 _LR = 0.05
+_TRAINED: Mapping[str, Any] = MappingProxyType({"opt": "sgdm", "opt.lr": _LR})
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -44,23 +45,18 @@ class Run(NamedTuple):
 
 
 class TaskSubject:
-    """The checked task with its options, trained on the CPU in float64 by an optimizer with settings `opt.NAME`.
+    """The checked task with its options, trained on the CPU in float64, by default by `sgdm`.
 
     Raises:
         UserError: there is no such task or option, or data are missing.
     """
 
     def __init__(
-        self,
-        name: str,
-        given: Mapping[str, Any],
-        data: Path | None = None,
-        opt: str = "sgdm",
-        hparams: Mapping[str, Any] = MappingProxyType({"opt.lr": _LR}),
+        self, name: str, given: Mapping[str, Any], data: Path | None = None, by: Mapping[str, Any] = _TRAINED
     ) -> None:
         self.spec, self.arguments = TASKS[name], dict(given)
         fixed = {"device": "cpu", "precision": "64-true", "trainer.max_steps": STEPS, "store": tempfile.gettempdir()}
-        self._settings: dict[str, Any] = {"task": name, "opt": opt, **hparams, **fixed}
+        self._settings: dict[str, Any] = {"task": name, **by, **fixed}
         self._settings |= ({} if data is None else {"data": data}) | {f"task.{k}": v for k, v in given.items()}
         self.batch = min(_BATCH, self.make().data.sizes["train"])
         self._settings["trainer.batch_size"] = self.batch
@@ -90,7 +86,7 @@ class TaskSubject:
         return Run(start, values(trained), [float(row.loss) for row in task.record.curve])
 
 
-@group("blocks a set-up")
+@failing("set-up")
 def check_builds(task: TaskSubject) -> str:
     """Data and model can be created, and six steps give finite losses and change weights.
 
@@ -106,7 +102,7 @@ def check_builds(task: TaskSubject) -> str:
     return f"loss {run.losses[0]:.4g}, after {STEPS - 1} steps {run.losses[-1]:.4g}; {roles}"
 
 
-@group("changes results")
+@failing("results")
 def check_deterministic(task: TaskSubject) -> None:
     """The same seed gives the same run, and another seed gives a different one.
 
@@ -119,7 +115,7 @@ def check_deterministic(task: TaskSubject) -> None:
         raise Fault("seed 1 gives the same run as seed 0: weights and samples ignore the seed")
 
 
-@group("changes results")
+@failing("results")
 def check_micro_batches(task: TaskSubject) -> None:
     """Three micro-batches per batch give the same run as one.
 
@@ -130,7 +126,7 @@ def check_micro_batches(task: TaskSubject) -> None:
     at_most(ROUNDING, cut.gap(task.run()), "the gap to whole batches is")
 
 
-@group("changes results")
+@failing("results")
 def check_resume(task: TaskSubject) -> None:
     """A run resumed from a checkpoint equals the uninterrupted one.
 
@@ -149,7 +145,7 @@ def resumed_gap(task: TaskSubject) -> float:
         return task.run(begin=path).gap(whole)
 
 
-@group("changes results")
+@failing("results")
 def check_dropout(subject: TaskSubject) -> str:
     """A forward pass calls each dropout once: further calls would drop the same elements.
 
@@ -170,7 +166,7 @@ def check_dropout(subject: TaskSubject) -> str:
     return f"{len(calls) or 'no'} dropout{'s' * (len(calls) > 1)}"
 
 
-@group("changes results")
+@failing("results")
 def check_lanes(task: TaskSubject) -> None:
     """Vectorised runs equal those of `bench fit`: two learning rates of two seeds against four single runs.
 
@@ -196,7 +192,7 @@ def lanes_gap(task: TaskSubject, lanes: Sequence[Mapping[str, Any]]) -> float:
     return worst
 
 
-@group("changes results")
+@failing("results")
 def check_leakage(task: TaskSubject) -> str:
     """No training row is in another split.
 

@@ -118,7 +118,7 @@ def study_path(store: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """The record of `bench check` in a store: `bench.check.report.Report.as_json`."""
+    """The record of `bench check` in a store: `bench.check.run.report_on`."""
 
     __pydantic_config__ = _STRICT
     folder: ClassVar[str] = CHECKS
@@ -126,7 +126,7 @@ class CheckRecord:
     name: Name  # of the optimizer, as requested
     ok: bool  # whether no failure changes results or blocks a set-up
     options: Json  # the given hyperparameters
-    # In the order of the catalogue: `bench.check.report.Verdict`, with its severity and what its check means.
+    # In the order of the catalogue: `bench.check.run.verdict_of`.
     verdicts: Annotated[list[Json], Field(min_length=1)]
     target: Name | None = None  # these three are None if the optimizer could not be loaded
     version: Count | None = None
