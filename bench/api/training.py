@@ -42,7 +42,7 @@ def crew_of(effort: Effort, specs: "Sequence[StudySpec]", places: Mapping[str, P
 def note_long(effort: Effort, studies: "Sequence[Study]", places: Mapping[str, Path], crew: "Crew") -> None:
     """Say before training that a budget of time will not suffice for studies, as far as steps can be timed."""
     budget = effort.budget
-    if budget is None or budget.seconds is None or not any(study.result().todo for study in studies):
+    if budget is None or not any(study.result().todo for study in studies):
         return
     from bench.tuning.suite import measured, plan
 
