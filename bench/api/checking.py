@@ -6,25 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.check.catalogue import Kind, catalogue
-from bench.check.report import Report, Verdict, write_verdict
+from bench.check.report import Verdict, write_verdict
 from bench.check.run import reports, request_of
 from bench.errors import UserError
 from bench.output import Answer, Shown, note
 from bench.progress import on_terminal, say, show_line
-
-
-class Checked(Shown):
-    """The report on an optimizer or a task: verdicts by check."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.code = report, int(not report.ok)
-
-    def as_json(self) -> Any:
-        """The verdicts."""
-        return self.report.as_json()
-
-    def __str__(self) -> str:
-        return self.report.text()
 
 
 def check(
@@ -72,7 +58,7 @@ def check(
     show_line("check")
     if task is None and only is None and not quick:
         note(f"written to {write_verdict(places['store'], report)}")
-    return Checked(report)
+    return Answer(report.as_json(), [report.text()], int(not report.ok))
 
 
 def listed() -> Answer:

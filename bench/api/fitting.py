@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -111,31 +110,25 @@ def _several(config: RunConfig, seeds: Sequence[int], sources: Sources, call: Ca
 
 
 def _resumed(run: str, settings: dict[str, Any], given: Sequence[str], call: Call) -> RunConfig:
-    """The configuration of a stored run, by its id or the path of its folder; UserError if options would change it."""
-    path, places = Path(run), call.places
-    if path.name != run:  # the path of a run's folder
-        path = path if path.name else path.resolve()  # of `.`
-        places = {**places, "store": path.parent}
-    run_id, store = path.name, Store(places["store"])
+    """The configuration of a stored run, by its id; UserError if options would change it."""
+    store = Store(call.places["store"])
     named = {kind: [str(settings[kind])] for kind in ("task", "opt") if kind in settings}
     if more := [*given, *sorted(settings.keys() - {"task", "opt", "store", "data", "logger"})]:
         raise UserError(f"--resume takes the run's own settings; remove --{more[0]}, or start a new run")
     if not store.folder.is_dir():
         raise no_store(store.folder, "name it with --store DIR")
-    result = store.get(run_id)
+    result = store.get(run)
     if result is None:
-        raise unknown_run(run_id, (run.run_id for run in store.runs()), f"the store {store.folder}")
+        raise unknown_run(run, (run.run_id for run in store.runs()), f"the store {store.folder}")
     for kind, (name,) in named.items():
         if bare(name) != bare(result.config[kind]):
-            raise UserError(
-                f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which cannot be changed"
-            )
+            raise UserError(f"--{kind} {name}: run {run} was begun with {result.config[kind]}, which cannot be changed")
     words = call.command or ["bench", "fit", "--resume", run]
-    names = allowed(result.config, result.versions, named, f"run {run_id}", words)
-    config = resolve(settings_of(result.config) | settings | names | places, recorded=True)
-    if config.run_id != run_id:
+    names = allowed(result.config, result.versions, named, f"run {run}", words)
+    config = resolve(settings_of(result.config) | settings | names | call.places, recorded=True)
+    if config.run_id != run:
         why = "was started with another version of its task or optimizer"
-        raise UserError(f"run {run_id} {why}; train again without --resume")
+        raise UserError(f"run {run} {why}; train again without --resume")
     return config
 
 

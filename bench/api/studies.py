@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.api.results import Study
-from bench.api.training import crew_of, in_time, note_ignored, note_long
-from bench.config.values import Seeds, read_seeds, reference_folder
+from bench.config.checks import check_early, check_engine, check_places
+from bench.config.values import Seeds, read_seeds
 from bench.errors import UserError
+from bench.execute import CONTINUES
 from bench.output import Answer, check_output, note
 from bench.progress import doing
-from bench.store.stores import Stores
-from bench.text import counted, options_text
+from bench.text import counted, duration, listed, options_text
 from bench.tuning import suite as suites
 from bench.tuning import tuned
 from bench.tuning.spec import Sampler, make_spec, trials_of, tuning_seeds
@@ -36,7 +36,7 @@ def study_of(call: "Call", sampler: Sampler | None, trials: int | None, seeds: S
 
 def dry_run(study: Plan, call: "Call") -> Answer:
     """The trials of the design."""
-    crew_of(call.effort, [study.spec], study.places)  # raises if it cannot be trained here
+    crew_of([study], call)  # raises if it cannot be trained here
     points = [wanted.point for wanted in study.spec.design.wanted(study.trials)]
     note(f"study {study.name}: {counted(study.trials, 'trial')} of {counted(len(study.spec.seeds), 'seed')}")
     return Answer(points, [*map(options_text, points)])
@@ -47,20 +47,60 @@ def crew_for(todo: Sequence[Sequence[Plan]], call: "Call") -> "Crew | None":
     for studies in todo:
         equalize(studies)
     every = [study for studies in todo for study in studies]
-    note_ignored([study.spec for study in every], call.places)
-    is_stored = not any(study.result().todo for study in every)
-    return None if is_stored else crew_of(call.effort, [study.spec for study in every], call.places)
+    return crew_of(every, call) if any(study.result().todo for study in every) else None
+
+
+def crew_of(studies: Sequence[Plan], call: "Call") -> "Crew":
+    """The processes that train studies: as many as every study allows on this machine (UserError)."""
+    from bench.execute.cluster import Crew
+
+    configs = [study.spec.typical(call.places) for study in studies]
+    for config in configs:
+        check_early(config)
+    check_engine(call.effort.engine, configs)
+    check_places(configs)
+    if some := dict.fromkeys(c.opt for c in configs if c.trainer.is_scheduled and c.traits.unscheduled):
+        why = "they need none" if len(some) > 1 else "it needs none"
+        note(f"--trainer.schedule has no effect on {listed([*some])}: {why}")
+    if call.effort.cluster is not None:
+        return Crew(call.effort, configs[0])
+    return min((Crew(call.effort, config) for config in configs), key=lambda crew: crew.shares)
+
+
+def _note_long(studies: Sequence[Plan], crew: "Crew", call: "Call") -> None:
+    """Say before training that a budget will not suffice for studies, as far as steps can be timed."""
+    budget = call.effort.budget
+    if budget is None:
+        return
+    with redirect_stdout(sys.stderr):
+        rows = suites.plan(studies, suites.measured(call.places, crew.threads))
+    seconds = sum(row["seconds"] for row in rows) / crew.shares
+    if seconds > budget.seconds:
+        runs = counted(sum(row["runs"] for row in rows), "run")
+        note(
+            f"{runs} take about {duration(seconds)} with {counted(crew.shares, 'worker')}, more than the budget of"
+            f" {budget.text}: all optimizers will have fewer trials; {CONTINUES}"
+        )
 
 
 def train(todo: Sequence[Sequence[Plan]], crew: "Crew | None", call: "Call") -> list[StudyResult]:
-    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store."""
-    every, effort = [study for studies in todo for study in studies], call.effort
+    """Train what the studies of tasks want, as far as the budget allows, and write their records into the store.
+
+    KeyboardInterrupt if a signal stopped it.
+    """
+    every, effort, budget = [study for studies in todo for study in studies], call.effort, call.effort.budget
     if crew is not None:
-        note_long(effort, every, every[0].places, crew)
+        _note_long(every, crew, call)
+        from bench.train.stop import deadline
         from bench.tuning.training import carry_out
 
-        with crew:
-            in_time(effort, lambda: all(carry_out(studies, crew, effort, progress=call.progress) for studies in todo))
+        done = False
+        with crew, redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
+            done = all(carry_out(studies, crew, effort, progress=call.progress) for studies in todo)
+        if not done and (budget is None or not spent()):
+            raise KeyboardInterrupt(f"stopped; nothing is lost, and {CONTINUES}")
+        if not done and budget is not None:
+            note(f"the budget of {budget.text} is spent; this is the result so far, and {CONTINUES}")
     results = [study.result() for study in every]
     with doing("writing the studies"):
         for result in results:
@@ -106,13 +146,9 @@ def suite(file: str, tasks: Sequence[str] | None, opts: Sequence[str] | None, ca
 
 def plan_of(parts: "Sequence[Suite]", call: "Call") -> Answer:
     """What suites would run, which part is stored, and the estimated time of the rest."""
-    places, todo = call.places, [studies for part in parts for studies in part.studies(call.places)]
+    todo = [studies for part in parts for studies in part.studies(call.places)]
     every = [study for studies in todo for study in studies]
-    crew = crew_for(todo, call) or crew_of(call.effort, [study.spec for study in every], places)
+    crew = crew_for(todo, call) or crew_of(every, call)
     with redirect_stdout(sys.stderr):
-        rows = suites.plan(every, suites.measured(places, crew.threads))
-    if (folder := reference_folder()) is not None:
-        lacking = {row["study"] for row in rows if row["trials"][0] < row["trials"][1]}
-        if any(study.name in lacking for study in Stores([], folder).studies):
-            note(f"bench merge {folder} {places['store']} copies shipped studies, which are then not trained again")
+        rows = suites.plan(every, suites.measured(call.places, crew.threads))
     return Answer(rows, [" + ".join(part.title for part in parts), *suites.plan_lines(rows, crew.shares)])
