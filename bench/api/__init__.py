@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from bench.api import parameters as p
 from bench.api.boards import leaderboard, plot, report
-from bench.api.calls import Call, folders, names, path_of, public
+from bench.api.calls import Call, names, path_of, public
 from bench.api.introduction import quickstart
 from bench.api.listing import list_, show
 from bench.api.source import name_of
-from bench.config.values import place, read_seeds
+from bench.api.stores import load, merge, sql
+from bench.config.values import read_seeds
 from bench.errors import UserError
 from bench.output import Answer, Shown
 
@@ -235,7 +236,7 @@ def check(
     name = optimizer if optimizer is None else name_of(optimizer)
     files = [Path(file) for file in ([out] if isinstance(out, str | Path) else out or [])]
     return checking.check(
-        name, task, names("matrix", matrix), files, names("only", only), reference, call.words, call.places,
+        name, task, names("matrix", matrix), files, names("only", only), reference, call,
         quick=quick, limit=limit,
     )  # fmt: skip
 
@@ -273,49 +274,6 @@ def reproduce(
         return papers.claims(name, path_of(out))
     call = Call({**more, "settings": settings})
     return papers.reproduce(name, path_of(out), device, call, seeds, quick=quick, search=search)
-
-
-@public
-def sql(
-    query: str,
-    *,
-    no_reference: bool = False,
-    format: Literal["table", "md", "csv", "json"] | None = None,
-    out: p.Place | None = None,
-    store: p.Stores = None,
-    progress: bool = True,
-) -> Answer:
-    """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
-
-    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
-    settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
-    task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
-
-    Args:
-        query: one read-only statement.
-        format: format on standard output.
-        out: write to this file: .md, .csv, .json or .txt.
-    """
-    from bench.api.stores import sql
-
-    return sql(query, folders(store), path_of(out), format, reference=not no_reference)
-
-
-@public
-def load(store: p.Stores = None) -> "Runs":
-    """All runs of a store, or of several read as one; plug-ins named in them are not imported.
-
-    `Runs.damaged` lists what could not be read.
-
-    Args:
-        store: one folder or several; $BENCH_STORE by default, else `./runs`.
-    """
-    from bench.api.runs import Run, Runs
-    from bench.store.stores import Stores
-
-    stores = Stores(folders(store) or [place("store")])
-    runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
-    return Runs(runs, list(map(str, stores.damaged)))
 
 
 @public
@@ -364,24 +322,6 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
     from bench.commands.new import new
 
     return new(kind, name, path_of(out) or Path(name))
-
-
-@public
-def merge(*folders: p.Place) -> Answer:
-    """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
-
-    Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an
-    interrupted merge. Exit code 1: something could not be read.
-
-    Args:
-        folders: stores, which are only read, and last the destination.
-    """
-    from bench.api import stores
-
-    if len(folders) < 2:
-        raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
-    *sources, destination = map(Path, folders)
-    return stores.merge(sources, destination)
 
 
 @public

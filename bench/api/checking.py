@@ -1,9 +1,9 @@
 """`bench check`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.check.catalogue import Kind, catalogue
 from bench.check.report import Verdict, write_verdict
@@ -11,6 +11,9 @@ from bench.check.run import reports, request_of
 from bench.errors import UserError
 from bench.output import Answer, Shown, note
 from bench.progress import on_terminal, say, show_line
+
+if TYPE_CHECKING:
+    from bench.api.calls import Call
 
 
 def check(
@@ -20,27 +23,26 @@ def check(
     out: Sequence[Path],
     only: Sequence[str] | None,
     reference: str | None,
-    settings: Mapping[str, Any],
-    places: Mapping[str, Path],
+    call: "Call",
     *,
     quick: bool,
     limit: float,
 ) -> Shown:
     """Check an optimizer, a task, or many optimizers."""
-    options = {kind: {k[5:] if kind == "task" else k[4:]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
+    options = {kind: {k[5:] if kind == "task" else k[4:]: v for k, v in call.words.items() if k.startswith(f"{kind}.")}
                for kind in ("task", "opt")}  # fmt: skip
     if task is not None:
         if optimizer is not None or matrix is not None or reference or out or options["opt"]:
             raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
-        request = request_of(task, only=only, options=options["task"], data=places["data"], kind="task")
+        request = request_of(task, only=only, options=options["task"], data=call.places["data"], kind="task")
     elif options["task"]:
         raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
     elif matrix is not None:
-        if optimizer is not None or settings or reference:
+        if optimizer is not None or call.words or reference:
             raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
         from bench.check import matrix as zoo  # needs numpy
 
-        return zoo.table(matrix, only, out, places["store"], limit)
+        return zoo.table(matrix, only, out, call.places["store"], limit)
     else:
         if out:
             raise UserError("-o is for --matrix; use --json > FILE")
@@ -57,7 +59,7 @@ def check(
     (report,) = reports([request], limit=limit, show=show)
     show_line("check")
     if task is None and only is None and not quick:
-        note(f"written to {write_verdict(places['store'], report)}")
+        note(f"written to {write_verdict(call.places['store'], report)}")
     return Answer(report.as_json(), [report.text()], int(not report.ok))
 
 

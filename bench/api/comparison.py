@@ -16,6 +16,7 @@ from bench.output import Answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
 from bench.results.group import Group
+from bench.results.render import markdown
 from bench.store.stores import Stores
 from bench.sweeps.grid import by_optimizer
 from bench.text import counted, listed
@@ -63,14 +64,6 @@ class Request(NamedTuple):
         return list(dict.fromkeys(parts(self.call.settings.get("opt", ""))))
 
 
-class Ranking(NamedTuple):
-    """The board `quality`, verdicts in sentences, and their chart; empty while no winner has run on fresh seeds."""
-
-    boards: "list[Board]"
-    verdicts: list[str]
-    forest: "Figure | None"
-
-
 def compare(request: Request, out: Path | None) -> Comparison:
     """Check the optimizers, tune all, run the winners, rank them, and write tables and plots into a folder, if given.
 
@@ -92,25 +85,18 @@ def compare(request: Request, out: Path | None) -> Comparison:
     results = train(todo, crew, request.call)
     results.sort(key=lambda r: (tasks.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
     with doing("writing settings, table and plots"):
-        ranked = ranking(results, request)
+        boards, verdicts, forest = ranking(results, request)
         if out is not None:
             suite.write(out / "tuned", results, request.call.made_by("bench.compare"))
-            _write(ranked, out)
+            if boards:
+                write(out / "quality.md", "\n".join([markdown(boards), *(f"{line}\n" for line in verdicts)]))
+            if forest is not None and forest.drawn:
+                for ending in (".png", ".pdf"):
+                    write(out / f"forest{ending}", forest.picture(ending))
     folder = None if out is None else out / "tuned"
     names = [f"{r.spec.task} {r.spec.opt}" if len(contests) > 1 else r.spec.opt for r in results]
     studies = {name: Result(r, request.places["store"], folder) for name, r in zip(names, results, strict=True)}
-    return Comparison(studies, ranked.verdicts, ranked, out)
-
-
-def _write(ranked: Ranking, out: Path) -> None:
-    """Write the board and its chart into a folder."""
-    from bench.results.render import markdown
-
-    if ranked.boards:
-        write(out / "quality.md", "\n".join([markdown(ranked.boards), *(f"{line}\n" for line in ranked.verdicts)]))
-    if ranked.forest is not None and ranked.forest.drawn:
-        for ending in (".png", ".pdf"):
-            write(out / f"forest{ending}", ranked.forest.picture(ending))
+    return Comparison(studies, verdicts, boards, forest, out)
 
 
 def dry_run(request: Request) -> Answer:
@@ -212,8 +198,11 @@ def _check(spec: "StudySpec", request: Request) -> None:
         remark("warning", why)
 
 
-def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
-    """The ranked tables of these studies, and of baselines from the reference results."""
+def ranking(results: "Sequence[StudyResult]", request: Request) -> tuple["list[Board]", list[str], "Figure | None"]:
+    """The board `quality` of studies and of baselines from the reference results, verdicts in sentences, their chart.
+
+    All are empty while no winner has run on fresh seeds.
+    """
     from bench.boards.collect import collect
     from bench.boards.matrix import headlines
     from bench.boards.quality import quality
@@ -221,7 +210,7 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
 
     fresh = [run for result in results for run in result.fresh]
     if not fresh:
-        return Ranking([], [], None)
+        return [], [], None
     names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
     problems = [(bare(run.config["task"]), run.problem) for run in fresh]
     against = {bare(name) for name in request.against or REFERENCES} - {bare(result.spec.opt) for result in results}
@@ -237,4 +226,4 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1
     verdicts = [f"{name}: {text}" if several else text for name, text in headlines(collected)]
-    return Ranking([quality(collected)], verdicts, forest(collected))
+    return [quality(collected)], verdicts, forest(collected)
