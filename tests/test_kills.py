@@ -101,6 +101,19 @@ def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(start, store:
 
 
 @pytest.mark.deep
+def test_a_signal_stops_the_workers_and_the_same_command_goes_on(start, store: Path, whole) -> None:
+    words = (*WITH_WORKERS["sweep"], "--store", store)
+    program = start(*words)
+    program.until(lambda: list(store.glob("*/last.ckpt")))
+    program.send(signal.SIGINT)
+    code, _, err = program.end()
+    assert code == 130, err
+    assert "the same command continues" in err
+    assert start(*words).end()[0] == 0
+    assert outcome(store) == whole("sweep")
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_two_that_want_the_same_runs_train_each_once(start, store: Path, whole, kind: str) -> None:
     words = (*COMMANDS[kind], "--store", store)
@@ -193,3 +206,19 @@ def test_a_disk_that_fills_up_is_one_line_and_with_room_it_goes_on(
     assert start(*words).end()[0] == 0
     assert outcome(store) == whole(kind)
     assert leftovers(store) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["lanes", "fit"])
+def test_a_disk_that_may_only_be_read_is_one_line(cli, start, mount, whole, kind: str) -> None:
+    disk = mount()
+    store = disk / "runs"
+    words = (*COMMANDS[kind], "--store", store)
+    assert start(*words).end()[0] == 0
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert start(*words).end()[0] == 0  # existing results are shown
+    listed = cli("list", "runs", "--store", store)
+    assert (listed.code, listed.err) == (0, "")
+    error = one_error(start(*words, "--seed" if kind == "fit" else "--data_seed", "7").end(), 2)
+    assert "Read-only file system" in error
+    assert outcome(store) == whole(kind)
