@@ -129,13 +129,6 @@ def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     assert " with lr 0.01 (default), stored in " in done.stdout
 
 
-def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, monkeypatch):
-    run = json.loads(cli(*FIT, "--json").out)
-    monkeypatch.setenv("BENCH_STORE", str(tmp_path / "elsewhere"))
-    assert cli("fit", "--resume", store / run["run_id"], "--json").code == 0
-    assert "unknown run 'nope' in the store" in cli("fit", "--resume", "nope", "--store", store).err
-
-
 def test_options_are_few():
     assert sum(len(options_of(name)[:-1]) for name in COMMANDS) <= 150  # without --json, which all commands have
 

@@ -162,7 +162,6 @@ def test_a_damaged_report_is_named_and_left_out(cli: Cli, here: Path, folder: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("opt: {name: sgd, lr: {deep: 1}}", "opt"),
         ("opt: {name: sgd}\nprovenance: words", "provenance"),
         ("opt: {name: sgd}\nprovenance: {versions: {task: []}}", "provenance.versions"),
     ],

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from bench.api import parameters as p
 from bench.api.boards import leaderboard, plot, report
-from bench.api.calls import Call, folders, names, path_of, public, seeds_text
+from bench.api.calls import Call, names, path_of, public
 from bench.api.introduction import quickstart
 from bench.api.listing import list_, show
 from bench.api.source import name_of
-from bench.config.values import place, read_seeds
+from bench.api.stores import load, merge, sql
+from bench.config.values import read_seeds
 from bench.errors import UserError
 from bench.output import Answer, Shown
 
@@ -65,29 +66,8 @@ def fit(
     """
     from bench.api import fitting
 
-    several = None if seeds is None else read_seeds(seeds_text("seeds", seeds))
     call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
-    words = call.folders | call.words
-    if resume is not None:
-        given = [name for name, value in (("config", call.config), ("rerun", rerun), ("tuned", tuned)) if value]
-        configuration = fitting.resumed(resume, words, call.places, given, call.command)
-    else:
-        configuration = fitting.configuration(words, call.config, call.places, tuned=tuned)
-    sources = fitting.sources(configuration, several) if tuned else {}
-    if several is None:
-        for name in call.efforts:
-            raise UserError(f"--{name} is for several runs; give --seeds too, or leave it out")
-        if call.dry_run:
-            return fitting.dry_run(configuration)
-        is_command = call.command is not None
-        return fitting.fit(configuration, sources, rerun=rerun, progress=call.progress, is_command=is_command)
-    for name, value in (("seed", words.get("seed")), ("resume", resume), ("rerun", rerun or None)):
-        if value is not None:
-            raise UserError(f"--{name} is for one run; remove it or --seeds")
-    configs = fitting.with_seeds(configuration, several, words, call.config)
-    if call.dry_run:
-        return fitting.runs.dry_run(configs, call.effort, [{"seed": config.seed} for config in configs])
-    return fitting.fit_seeds(configs, call.effort, sources, progress=call.progress)
+    return fitting.fit(call, seeds, tuned=tuned, resume=resume, rerun=rerun)
 
 
 @public
@@ -115,13 +95,7 @@ def sweep(
     call = Call(more, task, names("opt", opt) or [], logger=logger)
     from bench.api import sweeping
 
-    request = sweeping.request(
-        call.words, read_seeds(seeds_text("seeds", seeds)), call.places, call.config, tuned=tuned
-    )
-    if call.dry_run:
-        return sweeping.dry_run(request, call.effort)
-    folder = path_of(out) or (sweeping.default_folder(request) if call.command is not None else None)
-    return sweeping.sweep(request, call.effort, folder, progress=call.progress, command=call.command)
+    return sweeping.sweep(call, read_seeds(seeds), path_of(out), tuned=tuned)
 
 
 @public
@@ -154,19 +128,8 @@ def tune(
     call = Call(more, task, [] if opt is None else [opt])
     from bench.api import studies
 
-    study = studies.study_of(
-        call.words,
-        call.config,
-        call.places,
-        sampler=sampler,
-        trials=trials,
-        seeds=seeds_text("seeds", seeds),
-        report_seeds=seeds_text("report_seeds", report_seeds),
-    )
-    if call.dry_run:
-        return studies.dry_run(study, call.effort)
-    folder = path_of(out) or (Path("tuned") if call.command is not None else None)
-    return studies.tune(study, call.effort, folder, storage, progress=call.progress, command=call.command)
+    study = studies.study_of(call, sampler, trials, seeds, report_seeds)
+    return studies.dry_run(study, call) if call.dry_run else studies.tune(study, call, path_of(out), storage)
 
 
 @public
@@ -192,8 +155,7 @@ def suite(
     call = Call(more)
     from bench.api import studies
 
-    selected = names("task", task), names("opt", opt)
-    return studies.suite(file, *selected, call.places, call.effort, Path(out), dry=call.dry_run, command=call.command)
+    return studies.suite(file, names("task", task), names("opt", opt), call, Path(out))
 
 
 @public
@@ -228,21 +190,9 @@ def compare(
     call = Call(more, opts=names("opt", opt) or [])
     from bench.api import comparison
 
-    request = comparison.Request(
-        words=call.words,
-        config=call.config,
-        tasks=names("task", task) or [],
-        against=names("against", against),
-        trials=trials,
-        seeds=None if seeds is None else seeds_text("seeds", seeds),
-        report_seeds=seeds_text("report_seeds", report_seeds),
-        reference=not no_reference,
-        anyway=anyway,
-        places=call.places,
-        effort=call.effort,
-        progress=call.progress,
-    )
-    return comparison.dry_run(request) if call.dry_run else comparison.compare(request, path_of(out), call.command)
+    tasks, baselines = names("task", task) or [], names("against", against)
+    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds, not no_reference, anyway)
+    return comparison.dry_run(request) if call.dry_run else comparison.compare(request, path_of(out))
 
 
 @public
@@ -315,52 +265,7 @@ def reproduce(
     if claims:
         return papers.claims(name, path_of(out))
     call = Call({**more, "settings": settings})
-    places = {**call.places, "device": call.words.pop("device", device)}
-    version = papers.version(quick, search, None if seeds is None else seeds_text("seeds", seeds), call.words)
-    return papers.reproduce(name, path_of(out), places, version, call.effort, dry=call.dry_run)
-
-
-@public
-def sql(
-    query: str,
-    *,
-    no_reference: bool = False,
-    format: Literal["table", "md", "csv", "json"] | None = None,
-    out: p.Place | None = None,
-    store: p.Stores = None,
-    progress: bool = True,
-) -> Answer:
-    """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
-
-    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
-    settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
-    task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
-
-    Args:
-        query: one read-only statement.
-        format: format on standard output.
-        out: write to this file: .md, .csv, .json or .txt.
-    """
-    from bench.api.stores import sql
-
-    return sql(query, folders(store), path_of(out), format, reference=not no_reference)
-
-
-@public
-def load(store: p.Stores = None) -> "Runs":
-    """All runs of a store, or of several read as one; plug-ins named in them are not imported.
-
-    `Runs.damaged` lists what could not be read.
-
-    Args:
-        store: one folder or several; $BENCH_STORE by default, else `./runs`.
-    """
-    from bench.api.runs import Run, Runs
-    from bench.store.stores import Stores
-
-    stores = Stores(folders(store) or [place("store")])
-    runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
-    return Runs(runs, list(map(str, stores.damaged)))
+    return papers.reproduce(name, path_of(out), device, call, seeds, quick=quick, search=search)
 
 
 @public
@@ -409,24 +314,6 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
     from bench.commands.new import new
 
     return new(kind, name, path_of(out) or Path(name))
-
-
-@public
-def merge(*folders: p.Place) -> Answer:
-    """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
-
-    Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an
-    interrupted merge. Exit code 1: something could not be read.
-
-    Args:
-        folders: stores, which are only read, and last the destination.
-    """
-    from bench.api import stores
-
-    if len(folders) < 2:
-        raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
-    *sources, destination = map(Path, folders)
-    return stores.merge(sources, destination)
 
 
 @public

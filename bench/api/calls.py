@@ -2,15 +2,16 @@
 
 import inspect
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from bench.api.parameters import MEANINGS, Place, Seeds, Stores, Which
+from bench.api.parameters import MEANINGS, Place, Stores, Which
 from bench.api.source import name_of
 from bench.config.values import parts, place, read_budget
 from bench.errors import UserError, unknown
@@ -156,15 +157,6 @@ def folders(store: Stores) -> list[Path]:
     return [place("store", str(folder)) for folder in several if folder is not None]
 
 
-def seeds_text(name: str, seeds: Seeds) -> str:
-    """Seeds in the form of the command line: how many, or which (UserError)."""
-    if isinstance(seeds, int | str):
-        return str(seeds)
-    if not seeds:
-        raise UserError(f"--{name} []: write how many ({name}=5), or which ({name}=[3, 5, 8])")
-    return f"{seeds[0]}:{seeds[0] + 1}" if len(seeds) == 1 else ",".join(map(str, seeds))
-
-
 def names(argument: str, given: Any) -> list[Any] | None:
     """Names, or classes, as a list, from `A,B` or a sequence (UserError); None stays."""
     if given is None:
@@ -219,6 +211,17 @@ class Call:
             self.words |= _dotted(group, values or {})
         self.words |= {name: plain(value) for name, value in (settings or {}).items()}
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the file `config`, and those of the call, which override them."""
+        from bench.sweeps.grid import settings_in  # imports pydantic
+
+        return settings_in(self.config) | self.words
+
+    def made_by(self, function: str) -> str:
+        """The command, or else the function, for files that say where they come from."""
+        return shlex.join(self.command or [function])
+
 
 def _effort(
     engine: str = "auto",
@@ -230,10 +233,7 @@ def _effort(
     """How runs are executed (UserError)."""
     if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
         raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
-    try:
-        spent = None if budget is None else read_budget(budget)
-    except ValueError as error:
-        raise UserError(f"--budget {budget}: {error}") from None
+    spent = None if budget is None else read_budget(budget)
     return Effort(cast(Engine, engine), width, None if workers is None else str(workers), cluster, spent)
 
 

@@ -2,8 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,15 +10,15 @@ from bench.api.results import Study as Result
 from bench.api.studies import crew_for, plan_of, train
 from bench.boards.entries import REFERENCES, default_reference
 from bench.config.settings import problem_of
-from bench.config.values import parts, read_seeds, reference_folder
+from bench.config.values import Seeds, parts, read_seeds, reference_folder
 from bench.errors import RunFailed, UserError
-from bench.execute import Effort
 from bench.output import Answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
 from bench.results.group import Group
+from bench.results.render import markdown
 from bench.store.stores import Stores
-from bench.sweeps.grid import by_optimizer, settings_in
+from bench.sweeps.grid import by_optimizer
 from bench.text import counted, listed
 from bench.tuning import suite
 from bench.tuning.spec import tuning_seeds
@@ -29,6 +27,7 @@ from bench.tuning.suite import Suite, Tune
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
+    from bench.api.calls import Call
     from bench.plots.panels import Figure
     from bench.results.table import Board
     from bench.store.record import RunResult
@@ -37,43 +36,35 @@ if TYPE_CHECKING:
     from bench.tuning.study import StudyResult
 
 
-@dataclass(frozen=True)
-class Request:
-    """A requested comparison; `words` override the settings of the file `config`; the names are those of `compare`."""
+class Request(NamedTuple):
+    """A requested comparison; the names are those of `compare`."""
 
-    words: Mapping[str, Any]
-    config: Path | None
+    call: "Call"
     tasks: Sequence[str]
     against: list[str] | None
     trials: int | None
-    seeds: str | None
-    report_seeds: str
+    seeds: Seeds | None
+    report_seeds: Seeds
     reference: bool
     anyway: bool
-    places: Mapping[str, Path]
-    effort: Effort
-    progress: bool
 
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the file and the call."""
-        return settings_in(self.config) | dict(self.words)
+    @property
+    def places(self) -> Mapping[str, Path]:
+        """The folders of data and store."""
+        return self.call.places
+
+    @property
+    def tuning_seeds(self) -> list[int]:
+        """The seeds of each trial."""
+        return tuning_seeds(2 if self.seeds is None else self.seeds)
 
     @property
     def opts(self) -> list[str]:
         """The compared optimizers, without baselines."""
-        return list(dict.fromkeys(parts(self.settings.get("opt", ""))))
+        return list(dict.fromkeys(parts(self.call.settings.get("opt", ""))))
 
 
-class Ranking(NamedTuple):
-    """The board `quality`, verdicts in sentences, and their chart; empty while no winner has run on fresh seeds."""
-
-    boards: "list[Board]"
-    verdicts: list[str]
-    forest: "Figure | None"
-
-
-def compare(request: Request, out: Path | None, command: Sequence[str] | None) -> Comparison:
+def compare(request: Request, out: Path | None) -> Comparison:
     """Check the optimizers, tune all, run the winners, rank them, and write tables and plots into a folder, if given.
 
     RunFailed if a failed check changes results, KeyboardInterrupt if it was stopped.
@@ -81,57 +72,50 @@ def compare(request: Request, out: Path | None, command: Sequence[str] | None) -
     contests = _contests(request)
     todo = [studies for contest in contests for studies in contest.studies(request.places)]
     tasks = [studies[0].spec.task for studies in todo]
-    if command is not None and out is None:
+    if request.call.command is not None and out is None:
         out = Path("compared", "-".join(map(slug, tasks))[:80], "-".join(map(slug, request.opts))[:80])
     if out is not None:
         check_output(out)
-    crew = crew_for(todo, request.effort, request.places)
+    crew = crew_for(todo, request.call)
     for spec in {study.spec.opt: study.spec for studies in todo for study in studies}.values():
         if spec.opt in request.opts:
             _check(spec, request)
     for contest in contests:
         note(contest.title)
-    results = train(todo, crew, request.effort, progress=request.progress)
+    results = train(todo, crew, request.call)
     results.sort(key=lambda r: (tasks.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
     with doing("writing settings, table and plots"):
-        ranked = ranking(results, request)
+        boards, verdicts, forest = ranking(results, request)
         if out is not None:
-            suite.write(out / "tuned", results, shlex.join(command or ["bench.compare"]))
-            _write(ranked, out)
+            suite.write(out / "tuned", results, request.call.made_by("bench.compare"))
+            if boards:
+                write(out / "quality.md", "\n".join([markdown(boards), *(f"{line}\n" for line in verdicts)]))
+            if forest is not None and forest.drawn:
+                for ending in (".png", ".pdf"):
+                    write(out / f"forest{ending}", forest.picture(ending))
     folder = None if out is None else out / "tuned"
     names = [f"{r.spec.task} {r.spec.opt}" if len(contests) > 1 else r.spec.opt for r in results]
     studies = {name: Result(r, request.places["store"], folder) for name, r in zip(names, results, strict=True)}
-    return Comparison(studies, ranked.verdicts, ranked, out)
-
-
-def _write(ranked: Ranking, out: Path) -> None:
-    """Write the board and its chart into a folder."""
-    from bench.results.render import markdown
-
-    if ranked.boards:
-        write(out / "quality.md", "\n".join([markdown(ranked.boards), *(f"{line}\n" for line in ranked.verdicts)]))
-    if ranked.forest is not None and ranked.forest.drawn:
-        for ending in (".png", ".pdf"):
-            write(out / f"forest{ending}", ranked.forest.picture(ending))
+    return Comparison(studies, verdicts, boards, forest, out)
 
 
 def dry_run(request: Request) -> Answer:
     """What would be trained."""
-    return plan_of(_contests(request), request.places, request.effort)
+    return plan_of(_contests(request), request.call)
 
 
 def _contests(request: Request) -> list[Suite]:
     """The comparison on each task."""
     if not request.opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
-    tasks = request.tasks or parts(request.settings.get("task", "")) or [""]
+    tasks = request.tasks or parts(request.call.settings.get("task", "")) or [""]
     return [_contest(request, task) for task in dict.fromkeys(tasks)]
 
 
 def _contest(request: Request, task: str) -> Suite:
     """The suite that tunes the optimizers, and baselines without reference results, on a task."""
     opts, fresh = request.opts, read_seeds(request.report_seeds, "--report_seeds", 5)
-    settings = {name: value for name, value in request.settings.items() if name not in ("task", "opt")}
+    settings = {name: value for name, value in request.call.settings.items() if name not in ("task", "opt")}
     common, by_opt = by_optimizer(settings, [*opts, *(request.against or REFERENCES)])
     of_opts = {name: value for name, value in common.items() if name.startswith("opt.")}
     common = {name: value for name, value in common.items() if name not in of_opts}
@@ -151,7 +135,7 @@ def _contest(request: Request, task: str) -> Suite:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if unused := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:
         raise UserError(f"{unused[0]}: it is not part of the comparison; name it with --against")
-    seeds = tuning_seeds(request.seeds or "2") if request.seeds or baseline is None else baseline.seeds
+    seeds = baseline.seeds if request.seeds is None and baseline is not None else request.tuning_seeds
     tune = Tune(trials=request.trials, seeds=seeds)
     if baseline is not None:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
@@ -185,7 +169,7 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
     budgets = {(len(study.trials), tuple(study.seeds), study.sampler) for study in studies}
     if len(studies) == len(specs) and len(budgets) == 1:
         trials, seeds = len(studies[0].trials), len(studies[0].seeds)
-        number = len(tuning_seeds(request.seeds)) if request.seeds else seeds
+        number = seeds if request.seeds is None else len(request.tuning_seeds)
         if (request.trials or trials, number) == (trials, seeds):
             return studies[0]
     names = listed([spec.opt for spec in specs])
@@ -213,8 +197,11 @@ def _check(spec: "StudySpec", request: Request) -> None:
         remark("warning", why)
 
 
-def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
-    """The ranked tables of these studies, and of baselines from the reference results."""
+def ranking(results: "Sequence[StudyResult]", request: Request) -> tuple["list[Board]", list[str], "Figure | None"]:
+    """The board `quality` of studies and of baselines from the reference results, verdicts in sentences, their chart.
+
+    All are empty while no winner has run on fresh seeds.
+    """
     from bench.boards.collect import collect
     from bench.boards.matrix import headlines
     from bench.boards.quality import quality
@@ -222,7 +209,7 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
 
     fresh = [run for result in results for run in result.fresh]
     if not fresh:
-        return Ranking([], [], None)
+        return [], [], None
     names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
     problems = [(bare(run.config["task"]), run.problem) for run in fresh]
     against = {bare(name) for name in request.against or REFERENCES} - {bare(result.spec.opt) for result in results}
@@ -238,4 +225,4 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> Ranking:
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1
     verdicts = [f"{name}: {text}" if several else text for name, text in headlines(collected)]
-    return Ranking([quality(collected)], verdicts, forest(collected))
+    return [quality(collected)], verdicts, forest(collected)

@@ -1,17 +1,16 @@
 """Experiments of papers: their list, the shipped verdicts, and one of them run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.config.values import counts_seeds, experiments, read_seeds
+from bench.config.values import Seeds, counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer
 from bench.progress import doing
 
 if TYPE_CHECKING:
+    from bench.api.calls import Call
     from bench.api.results import Table
-    from bench.execute import Effort
-    from bench.papers.reproduction import Version
 
 
 def claims(paper: str | None, out: Path | None) -> "Table":
@@ -39,17 +38,8 @@ def listed() -> Answer:
     return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 
-def version(quick: bool, search: bool, seeds: str | None, changes: dict[str, Any]) -> "Version":
-    """The requested version of an experiment."""
-    with doing("reading the experiment"):
-        from bench.papers.reproduction import Version
-
-    chosen = None if seeds is None else read_seeds(seeds)
-    return Version(quick, search, len(chosen) if chosen and counts_seeds(str(seeds)) else chosen, changes)
-
-
 def reproduce(
-    name: str | None, folder: Path | None, places: dict[str, Any], version: "Version", effort: "Effort", *, dry: bool
+    name: str | None, folder: Path | None, device: str, call: "Call", seeds: Seeds | None, *, quick: bool, search: bool
 ) -> Answer:
     """Run an experiment and write its output."""
     if name is None:
@@ -58,15 +48,19 @@ def reproduce(
     with doing("reading the experiment"):
         from bench.execute.command import dry_run
         from bench.papers import reproduce as papers
-        from bench.papers.reproduction import as_json, claim_lines
+        from bench.papers.reproduction import Version, as_json, claim_lines
 
+    places = {**call.places, "device": call.words.pop("device", device)}
+    chosen = None if seeds is None else read_seeds(seeds)
+    number = len(chosen) if chosen and seeds is not None and counts_seeds(seeds) else chosen
+    version = Version(quick, search, number, call.words)
     kind = "-quick" * version.quick + "-changed" * bool(
         version.changes or version.seeds is not None
     )  # so that no trial overwrites the real page
     folder = folder or Path("reproduced") / f"{name}{kind}"
-    if dry:
+    if call.dry_run:
         todo = papers.ask(name, places, version).every
         about = [{"arm": arm, "seed": config.seed} for arm, config in todo]
-        return dry_run([config for _, config in todo], effort, about)
-    result = papers.reproduce(name, folder, places, version, effort)
+        return dry_run([config for _, config in todo], call.effort, about)
+    result = papers.reproduce(name, folder, places, version, call.effort)
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict
 
+from bench.config.values import Seeds as Seeds
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -19,7 +21,6 @@ else:
 
 Place = str | Path
 Names = str | Sequence[str]
-Seeds = int | str | Sequence[int]
 Stores = Sequence[Place] | Place | None
 Settings = Mapping[str, Any]
 Which = Literal["best", "all"]
@@ -41,7 +42,7 @@ MEANINGS = {
     "workers": "number of processes that share the runs, or auto: one per GPU, or else one per CPU core.",
     "cluster": "train on a Dask cluster: its address, or its scheduler's file.",
     "width": "number of lanes at once (default: measured).",
-    "budget": "stop after this time (6h, 90min) and continue on the next call, or refuse more than N runs (200runs).",
+    "budget": "stop after this time (6h, 90min); the next call continues.",
     "dry_run": "print what would be trained, and exit.",
     "command": "words of the command line, for the suite's own use.",
     "data": "folder of the data sets (default: $BENCH_DATA, else ./data).",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
 
-    from bench.api.comparison import Ranking
+    from bench.plots.panels import Figure
     from bench.sweeps.sensitivity import Sensitivity
     from bench.tuning.study import StudyResult
 
@@ -186,13 +186,15 @@ class Comparison(Shown):
     Attributes:
         studies: results of tuning, by optimizer.
         verdicts: sentences, with the numbers of seeds that may decide open ones.
-        ranking: the board and its chart, as data.
+        boards: the board `quality`, as data; empty while no winner has run on fresh seeds.
+        forest: its chart, as data.
         folder: of tables, plots and settings, if written.
     """
 
     studies: Mapping[str, Study]
     verdicts: Sequence[str]
-    ranking: "Ranking" = field(repr=False)
+    boards: Sequence[Board] = field(repr=False)
+    forest: "Figure | None" = field(repr=False)
     folder: Path | None = None
 
     @property
@@ -203,9 +205,9 @@ class Comparison(Shown):
     @property
     def table(self) -> Table:
         """The board `quality`; UserError if no winner has run on fresh seeds."""
-        if not self.ranking.boards:
+        if not self.boards:
             raise UserError("no winner has run on fresh seeds yet")
-        return Table(self.ranking.boards)
+        return Table(self.boards)
 
     def figure(self) -> "alt.TopLevelMixin":
         """The effect size of each optimizer relative to the reference, with its interval.
@@ -213,7 +215,7 @@ class Comparison(Shown):
         Raises:
             UserError: there is nothing to draw.
         """
-        chart = self.ranking.forest
+        chart = self.forest
         if chart is None or not chart.drawn:
             raise UserError(f"nothing to draw: {'; '.join(chart.panels[0].notes) if chart else 'no fresh seeds'}")
         return chart.altair()
@@ -222,7 +224,7 @@ class Comparison(Shown):
         """Studies, boards and verdicts."""
         studies = [{k: v for k, v in study.as_json().items() if k != "out"} for study in self.studies.values()]
         return {
-            "out": self.folder, "studies": studies, "boards": as_json(self.ranking.boards), "said": [*self.verdicts]
+            "out": self.folder, "studies": studies, "boards": as_json(self.boards), "said": [*self.verdicts]
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -230,7 +232,7 @@ class Comparison(Shown):
         from bench.tuning.tuned import use_line
 
         lines = result_lines([study.result for study in self.studies.values()])
-        table = str(self.table) + "\n" if self.ranking.boards else "no winner has run on fresh seeds yet"
+        table = str(self.table) + "\n" if self.boards else "no winner has run on fresh seeds yet"
         tuned = [(s.folder, s.result.spec) for s in self.studies.values() if s.folder and not s.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
         return "\n".join([*lines, table, *self.verdicts, *([""] * bool(use)), *use])

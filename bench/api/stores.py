@@ -1,29 +1,51 @@
-"""Functions on whole stores: sql and merge."""
+"""Functions on whole stores: sql, load and merge."""
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from bench.api import parameters as p
+from bench.api.calls import folders, path_of, public
+from bench.config.values import place
+from bench.errors import UserError
 from bench.output import Answer, format_of, open_stores, remark, warn_of, write
 from bench.text import counted
 
+if TYPE_CHECKING:
+    from bench.api.runs import Runs
 
-def sql(query: str, folders: Sequence[Path], out: Path | None, format: str | None, *, reference: bool) -> Answer:
-    """The answer to a query, written to a file if given.
 
-    Raises:
-        UserError: the statement is invalid.
+@public
+def sql(
+    query: str,
+    *,
+    no_reference: bool = False,
+    format: Literal["table", "md", "csv", "json"] | None = None,
+    out: p.Place | None = None,
+    store: p.Stores = None,
+    progress: bool = True,
+) -> Answer:
+    """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
+
+    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
+    settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
+    task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
+
+    Args:
+        query: one read-only statement.
+        format: format on standard output.
+        out: write to this file: .md, .csv, .json or .txt.
     """
     from bench.browse.sql import STREAMS, ask, written
 
-    kind = format or ("table" if out is None else format_of(out, STREAMS))
-    stores = open_stores(folders, reference=reference)
+    file = path_of(out)
+    kind = format or ("table" if file is None else format_of(file, STREAMS))
+    stores = open_stores(folders(store), reference=not no_reference)
     answer = ask(stores, query)
     code = warn_of(stores, answer.damaged)
-    if out is not None:
-        write(out, written(answer, kind, to_file=True))
+    if file is not None:
+        write(file, written(answer, kind, to_file=True))
         return Answer(None, [], code)
     text = written(answer, kind, to_file=False)
     rows = partial(_as_rows, answer)
@@ -36,10 +58,38 @@ def _as_rows(answer: Any) -> Any:
     return json.loads(written(answer, "json", to_file=False))
 
 
-def merge(sources: Sequence[Path], destination: Path) -> Answer:
-    """Copy the runs of stores into another one."""
+@public
+def load(store: p.Stores = None) -> "Runs":
+    """All runs of a store, or of several read as one; plug-ins named in them are not imported.
+
+    `Runs.damaged` lists what could not be read.
+
+    Args:
+        store: one folder or several; $BENCH_STORE by default, else `./runs`.
+    """
+    from bench.api.runs import Run, Runs
+    from bench.store.stores import Stores
+
+    stores = Stores(folders(store) or [place("store")])
+    runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
+    return Runs(runs, list(map(str, stores.damaged)))
+
+
+@public
+def merge(*folders: p.Place) -> Answer:
+    """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
+
+    Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an
+    interrupted merge. Exit code 1: something could not be read.
+
+    Args:
+        folders: stores, which are only read, and last the destination.
+    """
     from bench.store.merge import merge as copy
 
+    if len(folders) < 2:
+        raise UserError("bench merge needs a store and a destination: bench merge SOURCE ... DEST")
+    *sources, destination = map(Path, folders)
     merged = copy(sources, destination)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")

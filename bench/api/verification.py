@@ -111,19 +111,16 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
     claimed, value = _value(run), _value(again)
     if claimed is None or value is None:
         return ("confirmed", run.status) if claimed == value else ("refuted", "only one of the two has a value")
-    words = f"{value:.6g} here, {claimed:.6g} claimed"
+    words, noise = f"{value:.6g} here, {claimed:.6g} claimed", _noise(others)
     if abs(value - claimed) <= ROUNDING * max(abs(value), abs(claimed)):
-        if exact:
-            return "undecided", f"{words}: not bit for bit, although processor and versions are the same"
-        return "confirmed", f"{words}, which is rounding"
-    noise = _noise(others)
-    if noise is None:
+        words += ", which is rounding"
+    elif noise is None:
         return "undecided", f"{words}; fewer than 2 other seeds of these settings give no estimate of the noise"
-    if abs(_scaled(run, value) - _scaled(run, claimed)) > noise:
+    elif abs(_scaled(run, value) - _scaled(run, claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
-    if exact:
-        return "undecided", f"{words}, within the spread over seeds, although processor and versions are the same"
-    return "confirmed", f"{words}, within the spread over seeds"
+    else:
+        words += ", within the spread over seeds"
+    return ("undecided", f"{words}, although processor and versions are the same") if exact else ("confirmed", words)
 
 
 def _judged(

@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ class FileState:
 
     path: Path
     state: str
-    sha256: str | None = None
     size: str = ""
 
 
@@ -32,7 +31,6 @@ class DataSet:
     task: str
     folder: Path
     stand_in: str | None
-    can_be_fetched: bool
     files: list[FileState]
 
     @property
@@ -58,12 +56,12 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     if not specs:
         raise UserError(f"--task {task}: its own code makes its data, and the suite knows no files of it")
     options = {name.removeprefix("task."): value for name, value in settings.items()}
+    selecting = _selecting(specs[0]) if task else set()
     if what == "prepare":  # build the data once, as a run would
         values, names = task_values(specs[0], options), inspect.signature(specs[0].data_cls.__init__).parameters
         with task_errors(values):
             specs[0].data_cls(root, **{name: value for name, value in values.items() if name in names})
-    selecting = _selecting(specs[0]) if task else set()
-    if what == "status" and (others := options.keys() - selecting):
+    elif others := options.keys() - selecting:
         raise UserError(f"--task.{min(others)}: `bench data status` takes only task options that name files")
     chosen = {name: value for name, value in options.items() if name in selecting}
     sets, lines = list[DataSet](), list[str]()
@@ -99,41 +97,31 @@ def data_set(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet
     """
     from tasks.core.files import DataError
 
-    is_text = _is_text(spec)
-    source: Any = spec.data_cls.find(root, **chosen) if is_text else spec.data_cls.SOURCE
+    source: Any = spec.data_cls.find(root, **chosen) if _is_text(spec) else spec.data_cls.SOURCE
+    several = {name: [place] if isinstance(place, Path) else place for name, place in source.files(root).items()}
     try:
-        files = list(_states(source, root))
+        files = [_state(source, name, path, len(paths) == 1) for name, paths in several.items() for path in paths]
     except OSError as error:
         raise DataError(f"{spec.name}: cannot read {error.filename or root}: {error.strerror}") from None
-    stand_in = (source.stand_in or None) if is_text else None
-    return DataSet(spec.name, files[0].path.parent, stand_in, not is_text or source.hub is not None, files)
+    return DataSet(spec.name, files[0].path.parent, getattr(source, "stand_in", None) or None, files)
 
 
-def _states(source: Any, root: Path) -> Iterator[FileState]:
+def _state(source: Any, name: str, path: Path, is_alone: bool) -> FileState:
+    """The state of a file; one that is not alone is a shard, whose official size is not known."""
     from tasks.core.files import DataError, md5
-    from tasks.core.tables import amount, sha256
+    from tasks.core.tables import amount
 
-    for name, place in source.files(root).items():
-        paths = [place] if isinstance(place, Path) else place
-        for path in paths:
-            if not path.is_file():
-                yield FileState(path, "missing")
-                continue
-            state, size, unit = (
-                "whole",
-                f"{path.stat().st_size:,} bytes",
-                "rows" * (path.suffix == ".parquet") or "bytes",
-            )
-            try:
-                if hasattr(source, "md5"):
-                    state = "whole" if md5(path) == source.md5[name] else "damaged"
-                else:
-                    count, official = amount(path), source.expected[name][1]  # which is None if it is not known
-                    size, is_known = f"{count:,} {unit}", len(paths) == 1 and path.suffix in (".parquet", ".txt")
-                    state = f"part of {official:,} {unit}" if is_known and official not in (None, count) else "whole"
-            except DataError:
-                state = "damaged"
-            yield FileState(path, state, sha256(path), size)
+    if not path.is_file():
+        return FileState(path, "missing")
+    unit = "rows" if path.suffix == ".parquet" else "bytes"
+    try:
+        if hasattr(source, "md5"):
+            return FileState(path, "whole" if md5(path) == source.md5[name] else "damaged", f"{amount(path):,} {unit}")
+        count, official = amount(path), source.expected[name][1]  # which is None if it is not known
+    except DataError:
+        return FileState(path, "damaged", f"{path.stat().st_size:,} bytes")
+    is_whole = not is_alone or path.suffix not in (".parquet", ".txt") or official in (None, count)
+    return FileState(path, "whole" if is_whole else f"part of {official:,} {unit}", f"{count:,} {unit}")
 
 
 def _lines(files: DataSet, chosen: Mapping[str, Any], root: Path) -> list[str]:
@@ -141,12 +129,11 @@ def _lines(files: DataSet, chosen: Mapping[str, Any], root: Path) -> list[str]:
     from bench.results.render import shown
     from bench.results.table import Table
 
-    rows = [(file.path.name, file.size, file.state, file.sha256 or "") for file in files.files]
+    rows = [(file.path.name, file.size, file.state) for file in files.files]
     lines = [f"{files.task}: {files.folder}", *([f"  {files.stand_in}"] if files.stand_in else [])]
-    lines += shown(Table.of([""] * 4, rows), "  ")
-    lines += ["  delete damaged files first"] * ("damaged" in files.states)
+    lines += shown(Table.of([""] * 3, rows), "  ")
     if files.states.isdisjoint(("missing", "damaged")):
         return lines
     words = as_options({f"task.{name}": value for name, value in chosen.items()})
     fetch = shlex.join(["bench", "data", "prepare", "--task", files.task, *words, "--data", str(root)])
-    return [*lines, "  copy missing files there" + f", or fetch them: {fetch}" * files.can_be_fetched]
+    return [*lines, f"  delete damaged files, and copy missing ones there, or fetch them: {fetch}"]

@@ -133,11 +133,10 @@ def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
         return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
     if files.states == {"whole"} and not files.stand_in:
         return Diagnosis("ok", spec.name, f"complete in {files.folder}")
-    counts = Counter(file.state.split()[0] for file in files.files)
-    texts = [f"{count} {state}" for state, count in counts.items()] + ([files.stand_in] if files.stand_in else [])
+    states = ", ".join([*sorted(files.states), *([files.stand_in] if files.stand_in else [])])
     level: Literal["note", "FAIL"] = "FAIL" if "damaged" in files.states else "note"
     todo = f"`bench data status --task {spec.name}` says what to do"
-    return Diagnosis(level, spec.name, f"files in {files.folder}: {', '.join(texts)}; {todo}")
+    return Diagnosis(level, spec.name, f"files in {files.folder}: {states}; {todo}")
 
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
 from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.config.tuned import Sources, TunedBy, read_tuned, tuned_file
+from bench.config.tuned import Sources, TunedBy, provenance_of, tuned_file
 from bench.errors import UserError
 from bench.text import comparable, plain, seeds_from_words
 from optimizers.groups import REST
@@ -95,7 +95,7 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     if any(config.opt_options != tuned for config in configs):
         return None
     path = tuned_file(config.task, config.opt)
-    study = read_tuned(path).provenance
+    study = provenance_of(path)
     chosen = {*seeds_from_words(study.seeds)}
     if seeds := chosen & {config.seed for config in configs}:
         why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"

@@ -6,10 +6,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from bench.config.strict_yaml import flattened, read_yaml
+from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.config.values import configs_folder
 from bench.errors import UserError
-from bench.text import located, why_wrong
+from bench.text import why_wrong
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
@@ -51,29 +51,17 @@ class Provenance(BaseModel):
     seeds: str = ""
 
 
-class Tuned(BaseModel):
-    """A file of tuned settings, which are dotted or nested."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Setting | dict[str, _Setting]]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    provenance: Provenance = Provenance()
-
-
-def read_tuned(path: Path) -> Tuned:
-    """A file of tuned settings, validated (UserError)."""
-    content = read_yaml(path)
+def provenance_of(path: Path) -> Provenance:
+    """The study that found the settings in a file (UserError)."""
     try:
-        return Tuned.model_validate(content)
+        return Provenance.model_validate(read_yaml(path).get("provenance", {}))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, located(first, content)))[:100]
-        why = f"{where}: {why_wrong(first['msg'])[:200]}"
+        why = f"provenance.{'.'.join(map(str, first['loc']))[:100]}: {why_wrong(first['msg'])[:200]}"
         raise UserError(f"{path} is damaged ({why}); repair it, or move it away and tune again") from None
 
 
 def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
     """The tuned hyperparameters of a task and optimizer, from their `tuned_file`."""
-    path = tuned_file(task, opt, shipped=shipped)
-    settings = flattened(read_tuned(path).__pydantic_extra__, path)
+    settings = flatten_yaml(tuned_file(task, opt, shipped=shipped))
     return {name: value for name, value in settings.items() if name.startswith("opt.")}

@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.errors import UserError, unknown
 
@@ -37,16 +38,19 @@ def parts(text: object) -> list[str]:
     return list(filter(None, words))
 
 
-def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
+Seeds = int | str | Sequence[int]
+
+
+def read_seeds(given: Seeds, option: str = "--seeds", example: int = 32) -> list[int]:
     """Seeds from a count (`32` is 0 to 31), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
 
     UserError, with the option and an `example` of a count, if it is none of these, or has too many or large seeds.
     """
-    ranges: list[range] = []
+    text, ranges = str(given) if isinstance(given, int | str) else ",".join(map(str, given)), list[range]()
     with suppress(ValueError):
         ends = [part.partition(":") for part in parts(text)]
         ranges = [range(int(low), int(high) if colon else int(low) + 1) for low, colon, high in ends]
-    if ranges and counts_seeds(text):
+    if ranges and counts_seeds(given):
         ranges = [range(ranges[0].start)]
     refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
     seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
@@ -56,9 +60,9 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
     return seeds
 
 
-def counts_seeds(text: str) -> bool:
-    """Whether the text states how many seeds, not which."""
-    return "," not in text and ":" not in text
+def counts_seeds(given: Seeds) -> bool:
+    """Whether the argument states how many seeds, not which."""
+    return isinstance(given, int) or (isinstance(given, str) and not {",", ":"} & {*given})
 
 
 def log_grid(low: float, high: float, points: int) -> list[float]:
@@ -91,31 +95,22 @@ def read_grid(key: str, raw: str) -> list[float]:
     raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The limit of a command: a number of runs, or seconds."""
+class Budget(NamedTuple):
+    """The time after which a command stops."""
 
     text: str
-    runs: int | None = None
-    seconds: float | None = None
-
-    def refuse_beyond(self, runs: int) -> None:
-        """Refuse more runs than the budget (UserError)."""
-        if self.runs is not None and runs > self.runs:
-            raise UserError(f"--budget {self.text}: {runs} runs are to be trained; ask for fewer, or raise it")
+    seconds: float
 
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`); ValueError for another text."""
-    if (match := re.fullmatch(r"(\d+) ?runs?", text.strip())) and int(match[1]):
-        return Budget(text, runs=int(match[1]))
+    """A time: `90min`, `6h`, `2d` (UserError)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
     if match and 0 < (seconds := float(match[1]) * _UNITS[match[2]]) < 1e9:
-        return Budget(text, seconds=seconds)
-    raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
+        return Budget(text, seconds)
+    raise UserError(f"--budget {text}: write a time (--budget 6h, 90min, 2d)")
 
 
 def place(name: str, given: str | None = None) -> Path:

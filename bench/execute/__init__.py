@@ -21,4 +21,4 @@ class Effort:
     # Worker processes, or `auto`; by default one for each GPU, and on a CPU only the command's process.
     workers: str | None = None
     cluster: str | None = None  # the address or the scheduler file of a Dask cluster that trains instead
-    budget: "Budget | None" = None  # a time after which to stop, or the most runs to train
+    budget: "Budget | None" = None  # a time after which to stop

@@ -98,7 +98,6 @@ class Crew(AbstractContextManager["Crew"]):
         self.cluster = effort.cluster
         self._workers = [] if self.cluster else resources(workers, config, runs)
         self.measured = dict[object, Choice]()  # the best number of lanes
-        self.trained = 0  # runs so far, for a budget
         self._topic = f"bench-{uuid4().hex}"
         self._client: Any = None
         self._local: Any = None

@@ -44,8 +44,6 @@ def results_of(
     if len(left) < len(configs):
         progress.say(f"{f'{len(configs) - len(left)} of' if left else 'all'} {len(configs)} runs are stored")
     if left:
-        if budget is not None:
-            budget.refuse_beyond(len(left))
         check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import execute

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import chosen_of
-from bench.config.values import counts_seeds, read_seeds, refuse_too_many
+from bench.config.values import Seeds, counts_seeds, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known
 from bench.results.selection import Mode
 from bench.text import counted, plain
@@ -120,9 +120,9 @@ def make_spec(
     )
 
 
-def tuning_seeds(text: str) -> list[int]:
+def tuning_seeds(given: Seeds) -> list[int]:
     """Seeds of trials: how many (`2`: 1000, 1001, which no report uses), or which (`5,6`, `10:15`), or `UserError`."""
-    return [TUNING_SEEDS * counts_seeds(text) + seed for seed in read_seeds(text, example=5)]
+    return [TUNING_SEEDS * counts_seeds(given) + seed for seed in read_seeds(given, example=5)]
 
 
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:

@@ -6,7 +6,6 @@ from itertools import zip_longest
 from bench.config.checks import check_places
 from bench.errors import RunBroke
 from bench.execute import Effort
-from bench.execute.blocks import missing
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.progress import SweepProgress
@@ -27,9 +26,6 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
         if not configs:
             return True
         check_places(configs)
-        if effort.budget is not None:
-            crew.trained += len(missing(configs))
-            effort.budget.refuse_beyond(crew.trained)
         phase = "fresh seeds" if (fresh := studies[0].report) else "tuning"
         label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
         view = views.setdefault(fresh, SweepProgress(label, studies[0].spec.mode, enabled=progress))
