@@ -31,8 +31,7 @@ COMMANDS = {
 KILLS = int(os.environ.get("BENCH_KILLS", "30"))
 CHANGING = {"seconds_to_target", "wall_s", "train_s", "begun", "plan", "study"}
 """Clocks; and `study`, which names the planned study of a fresh run until the study has ended."""
-PATIENCE = 300.0
-"""Seconds."""
+PATIENCE = 300.0  # seconds
 
 
 class Command:
