@@ -172,7 +172,7 @@ def test_fit_with_seeds_gives_the_runs_of_the_command(cli, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"seeds": 2, "seed": 1}, "seed is for one run; remove it or --seeds"),
         ({"seeds": 2, "rerun": True}, "rerun is for one run; remove it or --seeds"),
@@ -181,8 +181,8 @@ def test_fit_with_seeds_gives_the_runs_of_the_command(cli, monkeypatch: pytest.M
         ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
     ],
 )
-def test_fit_refuses_options_of_one_run_with_seeds_and_of_several_without(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(bench.UserError, match=said):
+def test_fit_refuses_options_of_one_run_with_seeds_and_of_several_without(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(bench.UserError, match=message):
         bench.fit("synthetic", "ngd", **given, **SHORT)
 
 
@@ -216,7 +216,7 @@ def test_settings_have_all_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: bench.tune("synthetic", "ngd", trials="x"), "--trials x: it must be a whole number"),
         (lambda: bench.tune("synthetic", "ngd", width=0), "--width 0: it must be at least 1"),
@@ -235,10 +235,10 @@ def test_settings_have_all_forms() -> None:
         (lambda: bench.plot([]), "unknown chart '[]'"),
     ],
 )
-def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:
+def test_an_argument_of_another_type_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(bench.UserError) as error:
         call()
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(message)
 
 
 def test_an_interrupt_saves_the_state_and_the_same_call_goes_on(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
@@ -402,17 +402,17 @@ def test_seeds_are_a_number_of_them_or_a_list() -> None:
 def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path) -> None:
     store = swept.runs[0].store
     table = bench.leaderboard(board="quality", store=store, opt="sngd", only={"opt.lr": 1}, reference="ngd")
-    [said] = json.loads(
+    [document] = json.loads(
         cli("leaderboard", "--store", store, "--opt", "sngd", "--only", "opt.lr=1", "--reference", "ngd", "--format",
             "json").out
     )  # fmt: skip
-    assert table.as_json() == [said]
-    assert len(table.table) == len(said["tables"][0]["rows"])
+    assert table.as_json() == [document]
+    assert len(table.table) == len(document["tables"][0]["rows"])
     table.write(tmp_path / "board.md")
-    assert (tmp_path / "board.md").read_text().startswith(f"## {said['title']}")
+    assert (tmp_path / "board.md").read_text().startswith(f"## {document['title']}")
     assert isinstance(bench.plot("curves", y="grad_norm", store=store), alt.TopLevelMixin)
-    for call, said in ((bench.leaderboard, "unknown board 'qality'"), (bench.plot, "unknown chart 'qality'")):
-        with pytest.raises(bench.UserError, match=said):
+    for call, message in ((bench.leaderboard, "unknown board 'qality'"), (bench.plot, "unknown chart 'qality'")):
+        with pytest.raises(bench.UserError, match=message):
             call("qality", store=store)
 
 
@@ -466,11 +466,11 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    said = [each["message"] for each in json.loads(answer.stdout)["generalDiagnostics"]]
-    assert said[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
-    assert all("Interval" in message for message in said[3:4]), said
-    assert len(said) == 5
-    assert said[4].startswith('Argument of type "Literal[\'zero\']" cannot be assigned to parameter "seed"')
+    messages = [entry["message"] for entry in json.loads(answer.stdout)["generalDiagnostics"]]
+    assert messages[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
+    assert all("Interval" in message for message in messages[3:4]), messages
+    assert len(messages) == 5
+    assert messages[4].startswith('Argument of type "Literal[\'zero\']" cannot be assigned to parameter "seed"')
 
 
 # -- documents --------------------------------------------------------------------------------------------------------
@@ -515,8 +515,8 @@ def test_the_notebook_runs_and_shows_tables_and_pictures(tmp_path: Path, store: 
         NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     kinds = [{kind for out in cell.get("outputs", ()) for kind in out.get("data", ())} for cell in notebook.cells]
     assert sum("text/html" in of_cell for of_cell in kinds) == 6
-    said = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
-    assert said == []
+    streams = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
+    assert streams == []
 
 
 NOTEBOOK = """
@@ -551,6 +551,6 @@ def test_a_notebook_goes_from_a_class_to_its_row_in_twelve_lines(tmp_path: Path,
 
 def test_a_mean_of_losses_at_the_floor_is_a_bound(cli: Any) -> None:
     words = ("fit", "--task", "synthetic", "--opt", "ngd", "--opt.lr", 1, "--seeds", 2, "--trainer.max_steps", 2000)
-    said = cli(*words, "--device", "cpu").out
-    assert "train loss (suboptimality gap) <=1e-16 in the geometric mean over 2 seeds\n" in said
+    output = cli(*words, "--device", "cpu").out
+    assert "train loss (suboptimality gap) <=1e-16 in the geometric mean over 2 seeds\n" in output
     assert json.loads(cli(*words, "--device", "cpu", "--json").out)["t_interval_95"] is None

@@ -20,23 +20,23 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None:
     first = cli("quickstart", "--json")
-    found = json.loads(first.out)
-    (table,) = found["boards"][0]["tables"]
+    answer = json.loads(first.out)
+    (table,) = answer["boards"][0]["tables"]
     assert first.code == 0
     assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.api.introduction.OPTS, 7)
     assert [row["verdict"] for row in table["rows"]].count("reference") == 1
-    assert "Sign tests over 7 seeds" in found["said"][0]
-    assert "without tuning" in found["said"][1]
-    assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
-    assert Path(found["plot"]).stat().st_size > 10_000
+    assert "Sign tests over 7 seeds" in answer["said"][0]
+    assert "without tuning" in answer["said"][1]
+    assert Path(answer["plot"]).read_bytes()[:4] == b"\x89PNG"
+    assert Path(answer["plot"]).stat().st_size > 10_000
     runs = list(Store(store).runs())
     assert {run.engine for run in runs} == {"lanes"}
     kept = {run.run_id: run.begun for run in runs}
     again = cli("quickstart", "-o", "mine.svg")
     assert "all 28 runs are stored" in again.err
     assert "written to mine.svg" in again.err
-    assert found["said"][0] in " ".join(again.out.split())
-    assert all(command in again.out for command in found["next"])
+    assert answer["said"][0] in " ".join(again.out.split())
+    assert all(command in again.out for command in answer["next"])
     assert max(map(len, again.out.splitlines())) <= 120
     assert {run.run_id: run.begun for run in Store(store).runs()} == kept
 
