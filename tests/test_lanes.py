@@ -431,6 +431,22 @@ def test_lanes_of_any_optimizer_equal_single_runs(spec: OptimizerSpec, opt: str,
     assert gap(lanes[-1], fit(grid[-1][-1])) < 1e-9  # another problem, other hyperparameters
 
 
+@pytest.mark.parametrize("spec", [other("sam", "tests.test_lanes:Sam", again=True)], ids=["sam"])
+@pytest.mark.parametrize("lanes", [True, False])
+def test_a_budget_counts_the_gradients_that_steps_compute(
+    spec: OptimizerSpec, opt: str, lanes: bool, store: Path
+) -> None:
+    words = {"trainer__max_steps": 20, "trainer__val_every": 2, "trainer__schedule": "linear"}
+    grid = block(store, "net", opt, lrs(0.01), seeds=(0,), **words)
+    run = lanes_of(grid)[0] if lanes else fit(grid[0][0])
+    record = run["record"]
+    assert (record["steps"], record["evaluations"]) == (7, 21)  # three a step
+    assert record["status"] == "completed"
+    assert [(row["step"], row["evaluations"]) for row in record["validations"]] == [(2, 6), (4, 12), (6, 18), (7, 21)]
+    assert run["curve"]["raw_step"] == pytest.approx(0.01 * (1 - 3 * np.arange(7) / 20))
+    assert run["measurements"]["step"].tolist() == [0, 7]
+
+
 @pytest.mark.parametrize("task", ["net", "tiny"])
 def test_random_draws_are_replayed_as_those_of_the_step(
     task: str, store: Path, monkeypatch: pytest.MonkeyPatch, recorded: list[bool]
@@ -512,6 +528,7 @@ def test_a_converged_lane_keeps_its_final_weights(store: Path) -> None:
     assert converged["record"]["reason"] == "converged: the norm of the gradient is 0 in this precision"
     assert converged["record"]["steps"] < other["record"]["steps"] == 120
     assert converged["record"]["saturated_at"] is None
+    assert converged["measurements"]["step"][-1] == converged["record"]["steps"]
     assert [lane["record"]["status"] for lane in (converged, other)] == ["completed"] * 2
     for lane, alone in zip((converged, other), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9

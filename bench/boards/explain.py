@@ -76,9 +76,9 @@ def tried(study: StudyRecord) -> dict[str, str]:
 
 
 def _cost(runs: Sequence[RunResult]) -> str:
-    steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
+    gradients, seconds = sum(run.cost for run in runs), sum(run.wall_s for run in runs)
     where = " and ".join(sorted({run.machine for run in runs}))
-    cost = f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
+    cost = f"{counted(len(runs), 'run')}, {gradients:,} gradients of a batch, {duration(seconds)} of wall time"
     return cost + f" on {where}" * bool(where)
 
 

@@ -29,13 +29,14 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     step, seconds = run.steps_to_target, run.seconds_to_target
     if target is not None:
         name = "excess" if run.scale == "log" and any("excess" in row for row in run.validations) else run.metric
-        values = [(row["step"], row["train_s"], row[name]) for row in run.validations if name in row]
+        rows = [row for row in run.validations if name in row]
+        values = [(row.get("evaluations", row["step"]), row["train_s"], row[name]) for row in rows]
         hits = [(int(step), s) for step, s, value in values if (value >= target if mode == "max" else value <= target)]
         step, seconds = hits[0] if hits else (None, None)
     if run.status == "diverged" or step is None:
         return None, None
     most, every = run.config["trainer"]["max_steps"], run.config["trainer"]["val_every"]
-    if step >= run.steps and run.converged and most is not None:
+    if step >= run.cost and run.converged and most is not None:
         every = every or -(-most // 20)  # `training_plan.val_every` with full batches, with which runs converge
         step = -(-step // every) * every
     return step, seconds
@@ -79,8 +80,8 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
             "reached": stats.share_interval(count, len(runs)),
             "count": f"{count} of {len(runs)}",
-            "steps": median_time_to(runs, steps, [run.steps for run in runs]),
-            "budget": max(run.steps for run in runs),
+            "steps": median_time_to(runs, steps, [run.cost for run in runs]),
+            "budget": max(run.cost for run in runs),
         }
         for name in machines:  # None if an entry has no runs on a machine, or seconds are unknown
             on_it = [i for i, run in enumerate(runs) if run.machine == name]

@@ -71,7 +71,9 @@ def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
         "seed": f"{config['seed']}{order}",
         "begun": local(run.begun),
         "time": _seconds(run.wall_s) + f" with evaluations, {_seconds(run.train_s)} without" * bool(run.train_s),
-        "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
+        "steps": f"{run.steps}"
+        + f", {run.skipped} of them not taken" * bool(run.skipped)
+        + f", with {run.cost} gradients of the batch" * (run.cost != run.steps),
         "made for": f"study {data['study']}" if data["study"] else run.plan,
         "tuned by": run.tuned_by,
         "machine": run.machine,

@@ -45,6 +45,7 @@ class Lanes:
         weights: parameters by name, shape (G, R, ...).
         best, final: parameters at each lane's best and last step, once reached; initial ones before.
         steps_done: number of optimizer steps taken.
+        evaluations: gradients of the batch that each lane has computed, shape (G, R); a step may compute several.
         cuts: start and end (exclusive) of each micro-batch in the batch.
         alive: lanes that still train, shape (G, R); the weights of the others are no longer used.
     """
@@ -62,6 +63,7 @@ class Lanes:
         self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
         self.steps_done = 0
         self.alive = np.ones(self.shape, dtype=bool)
+        self.evaluations = np.zeros(self.shape, dtype=int)
         for task, (plan, *_) in zip(self.tasks, self.plans, strict=True):
             use_batch_dropout(task, task.randomness)
             task.randomness.seed = plan.seed
@@ -114,7 +116,8 @@ class Lanes:
         loss, grads = self.evaluate(self.steps_done)
         grads, norm, clipped = self._clip(grads)
         if self.plan.schedule is not None:
-            self.stepper.follow(self.plan.schedule, self.steps_done)
+            self.stepper.follow(self.plan.schedule, self.evaluations)
+        self.evaluations += self.alive
         raw, applied = self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": clipped})
         self.steps_done += 1
         if self.average is not None:
@@ -129,6 +132,7 @@ class Lanes:
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """Loss of one lane at other weights, shape (), and its gradients in the parameters' shapes, clipped if set."""
+        self.evaluations[g, r] += 1
         lane = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
             lambda first, last: self._gradients(
@@ -268,6 +272,7 @@ class Lanes:
             "best": self.best,
             "final": self.final,
             "steps_done": self.steps_done,
+            "evaluations": self.evaluations.tolist(),
             "stepper": self.stepper.state_dict(),
             "average": self.average and self.average.state_dict(),
             "observers": [[observer.state_dict() for observer in row] for row in self.observers],
@@ -279,6 +284,7 @@ class Lanes:
             for name, w in getattr(self, kind).items():
                 w.copy_(state[kind][name])  # in place: the lanes' own optimizers hold views
         self.steps_done = state["steps_done"]
+        self.evaluations[:] = state.get("evaluations", self.steps_done)
         self.stepper.load_state_dict(state["stepper"])
         if self.average is not None:
             self.average.load_state_dict(state["average"], self._of_average())

@@ -10,7 +10,9 @@ from functools import cache
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -106,9 +108,9 @@ class Together:
             self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()))
         return self._updates[names]
 
-    def follow(self, schedule: Schedule, step: int) -> None:
-        """Set the learning rates for a step."""
-        factor = schedule.factor(step)
+    def follow(self, schedule: Schedule, evaluations: NDArray[np.int_]) -> None:
+        """Set the learning rates after so many gradients of each lane, shape (G, R)."""
+        factor = schedule.factor(int(evaluations.max()))  # that of all lanes that still train
         self.hparams |= {key: lr * factor for key, lr in self.initial_lr.items()}
 
     @torch.no_grad()
@@ -264,10 +266,10 @@ class OneByOne:
         ]
         self.sizes: list[tuple[Any, Any]] = [(0.0, 0.0)] * (G * R)
 
-    def follow(self, schedule: Schedule, step: int) -> None:
-        """Set the learning rates for a step."""
-        for optimizer in self.optimizers:
-            schedule.apply(optimizer, step)
+    def follow(self, schedule: Schedule, evaluations: NDArray[np.int_]) -> None:
+        """Set the learning rates after so many gradients of each lane, shape (G, R)."""
+        for optimizer, count in zip(self.optimizers, evaluations.flat, strict=True):
+            schedule.apply(optimizer, int(count))
 
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Update the weights; arguments and result as in `Together.step`."""

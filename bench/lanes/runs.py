@@ -111,7 +111,8 @@ def train_block(
         module = LanesModule(lanes)
         with quiet():
             trainer = make_trainer(first, [recorder])
-            steps = StepRanges(module, due, first.task_spec.steps_per_call)
+            several = first.traits.calls_closure_again  # so lanes may spend their budgets at any step
+            steps = StepRanges(module, due, 1 if several else first.task_spec.steps_per_call)
             trainer.fit(module, steps, ckpt_path=writer.checkpoint if saved else None, weights_only=True)
         if recorder.killed:
             why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"
@@ -119,7 +120,7 @@ def train_block(
             return None
         for result in results:
             result.memory = peak_memory()
-        writer.end(results)
+        writer.end(results, recorder.measured)
     except SystemExit:
         if stop.signal is None:
             raise
@@ -201,17 +202,17 @@ class LanesRecorder(Watcher):
         training = [watch for watch in self.watches if watch.running]
         rows = pl_module.history.flatten(2).cpu().double().numpy().transpose(0, 2, 1)
         rows[..., 0] += self.offsets
-        for watch, seen in zip(self.watches, look(rows, full_batch=lanes.full_batch), strict=True):
+        looks, evaluations = look(rows, full_batch=lanes.full_batch), lanes.evaluations.ravel().tolist()
+        for watch, seen, count in zip(self.watches, looks, evaluations, strict=True):
             if watch.running:
                 watch.take(seen)
+                watch.computed(count - lanes.steps_done)
+                if watch.running and count >= lanes.plan.total_steps:
+                    watch.result.status = "completed"
         self.block.append_curve(rows)
         self._record_measurements(pl_module)
-        last = lanes.steps_done >= lanes.plan.total_steps
-        for watch in training:
-            if watch.running and last:
-                watch.result.status = "completed"
         self._clock(training)
-        due = last or lanes.steps_done % self.val_every == 0
+        due = lanes.steps_done % self.val_every == 0
         looked_at = [w for w in training if w.result.status == "completed" or (w.running and due)]
         if looked_at:
             self._validate(looked_at)
@@ -231,6 +232,11 @@ class LanesRecorder(Watcher):
             return
         with self.aside():
             final, best = self._reports(self.lanes.final), self._reports(self.lanes.best)
+            if self.lanes.plan.measure_every:
+                measured = self.lanes.measure([self.lanes.final])
+                rows = self._rows({name: value[0].cpu().double().numpy() for name, value in measured.items()})
+                ended = [watch.result.status != "diverged" for watch in self.watches]
+                self.measured = [row if kept else {} for row, kept in zip(rows, ended, strict=True)]
         for watch, last, chosen in zip(self.watches, final, best, strict=True):
             result = watch.result
             watch.close()

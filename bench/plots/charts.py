@@ -85,7 +85,7 @@ def _budget(entries: Sequence[Entry]) -> int:
     """The budget in steps, common to all runs of a problem; runs that end early take fewer."""
     runs = [run for entry in entries for run in entry.runs.values()]
     limits = [run.config["trainer"] for run in runs if run.config["trainer"].get("max_epochs") is None]
-    return max(1, *(run.steps for run in runs), *(trainer.get("max_steps") or 0 for trainer in limits))
+    return max(1, *(run.cost for run in runs), *(trainer.get("max_steps") or 0 for trainer in limits))
 
 
 def _profile(title: str, times: Times, fact: str) -> Panel:

@@ -102,8 +102,9 @@ class RunResult:
     # By evaluation: step, seconds of training, values on the selection split.
     validations: list[Row] = field(default_factory=list)
     steps: Count = 0  # number of optimizer steps
+    evaluations: Count | None = None  # gradients of the batch that they computed, if not one each
     skipped: Count = 0  # steps that changed nothing: the gradient overflowed under a GradScaler
-    steps_to_target: Count | None = None  # when the target was first reached
+    steps_to_target: Count | None = None  # gradients (`cost`) until the target was first reached
     seconds_to_target: Seconds | None = None  # the same in seconds
     wall_s: Seconds = 0.0  # seconds from first step to end, evaluation included
     train_s: Seconds = 0.0  # seconds without evaluation
@@ -162,6 +163,11 @@ class RunResult:
     def finished(self) -> bool:
         """Whether it has finished: completed, diverged, or reached its time limit."""
         return self.status in FINISHED
+
+    @property
+    def cost(self) -> int:
+        """Gradients of the batch that were computed: one per optimizer step, more for SAM, L-BFGS or a line search."""
+        return self.steps if self.evaluations is None else self.evaluations
 
     @property
     def converged(self) -> bool:

@@ -46,6 +46,15 @@ class Rows(NamedTuple):
         return {"step": self.steps[self.steps <= last], **dict(zip(self.names, values, strict=True))}
 
 
+def with_last(table: Columns, step: int, values: Mapping[str, float]) -> Columns:
+    """A run's measurements with those after its last step, unless it has them."""
+    import numpy as np
+
+    if len(table["step"]) and table["step"][-1] == step:
+        return table
+    return {name: np.append(column, {"step": step, **values}[name]) for name, column in table.items()}
+
+
 def joined(parts: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
     """The rows of consecutive parts, by table; RunFailed if a table has different names."""
     import numpy as np

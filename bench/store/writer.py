@@ -20,6 +20,7 @@ from bench.store.tables import (
     joined,
     parts_in,
     read_parts,
+    with_last,
     write_columns,
     write_part,
 )
@@ -84,8 +85,11 @@ class BlockWriter:
                 write_part(self.folder, self._step, joined(self._rows))
             self._written, self._rows = self._step, []
 
-    def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables, up to the last step of each run, and records in one atomic step."""
+    def end(self, results: Sequence[RunResult], measured: Sequence[Mapping[str, float]] = ()) -> None:
+        """Finish the block: write tables, up to the last step of each run, and records in one atomic step.
+
+        `measured` has each run's measurements after its last step, which are added where that step lacks them.
+        """
         self._refuse_if_gone()
         try:
             tables = joined([read_parts(self.folder, len(self.runs)), *self._rows])
@@ -96,6 +100,9 @@ class BlockWriter:
             raise RunFailed(f"rows of {self.folder} were lost during the run; train it again with --rerun")
         with disk_errors(self.store), _results(self.folder) as out:
             runs = [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)]
+            for (result, of_run), values in zip(runs, measured, strict=False):
+                if values:
+                    of_run["measurements"] = with_last(of_run["measurements"], result.steps, values)
             write_block(out, runs)
             self._refuse_if_gone()
         self.close()

@@ -36,6 +36,7 @@ class Watcher(pl.Callback):
 
     def __init__(self, writer: BlockWriter | None, stop: StopRequest, checkpoint_seconds: float) -> None:
         self.writer, self.stop, self.checkpoint_seconds = writer, stop, checkpoint_seconds
+        self.measured = list[dict[str, float]]()  # of each run, after its last step
         self._checkpointed = time.monotonic()
         self._aside = 0.0
 
@@ -125,7 +126,7 @@ class Recorder(Watcher):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clocks."""
         self.begin(self.result.wall_s, self.result.train_s)
-        self.progress.start(self.result.steps)
+        self.progress.start(self.result.cost)
 
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: tuple[int, int], batch_idx: int
@@ -138,13 +139,14 @@ class Recorder(Watcher):
         (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
         rows = rows[: seen.steps]
         self.watch.take(seen)
+        self.watch.computed(pl_module.evaluations - pl_module.steps_done)
         self._record(rows)
         self._record_measurements(pl_module)
         self._clock()
-        self.progress.update(self.result.steps, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
+        self.progress.update(self.result.cost, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
         if self.watch.running and scaler is not None and seen.skipped == seen.steps and scaler.get_scale() < 1:
             self.watch.diverged(f"every gradient overflows in half precision at step {self.result.steps}")
-        if self.watch.running and self.result.steps >= pl_module.plan.total_steps:
+        if self.watch.running and pl_module.spent:
             self.result.status = "completed"
         due = self.result.steps % self.val_every == 0
         if self.result.status == "completed" or (self.watch.running and due):
@@ -166,6 +168,9 @@ class Recorder(Watcher):
         with self.aside():
             if result.status != "diverged":
                 self._report("final", pl_module)
+                if pl_module.plan.measure_every:
+                    with pl_module.in_eval_mode():
+                        self.measured = [{name: float(value) for name, value in pl_module.measure().items()}]
             if pl_module.best_weights is not None:
                 if result.best_step == result.steps and result.final is not None:
                     result.best, result.metrics["best"] = result.final, result.metrics["final"]

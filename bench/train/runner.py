@@ -122,7 +122,7 @@ def run(
             trainer.fit(task, steps, ckpt_path=checkpoint if saved else None, weights_only=True)
         result.memory = peak_memory()
         if writer is not None:
-            (writer.leave if result.status == "killed" else writer.end)([result])
+            writer.leave([result]) if result.status == "killed" else writer.end([result], recorder.measured)
     except BaseException as error:
         if isinstance(error, CompileError):
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")

@@ -89,7 +89,7 @@ class Watch:
         full_batch: whether a step sees all samples.
     """
 
-    _KEPT = ("status", "reason", "best_step", "validations", "steps", "skipped", "saturated_at")
+    _KEPT = ("status", "reason", "best_step", "validations", "steps", "evaluations", "skipped", "saturated_at")
     _KEPT += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
     _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
@@ -114,7 +114,7 @@ class Watch:
             Damaged: it is not a valid record.
         """
         for name in self._KEPT:
-            setattr(self.result, name, state["result"][name])
+            setattr(self.result, name, state["result"].get(name))
         parse_record(strict_json(vars(self.result)).encode(), Path("the checkpoint"))
         for name in self._OWN:
             setattr(self, name, state[name])
@@ -143,16 +143,21 @@ class Watch:
             if SATURATING * self.greatest_norm < before < math.inf:
                 result.saturated_at = result.steps - 1
 
+    def computed(self, more: int) -> None:
+        """Record that the steps have computed so many gradients of the batch beyond one each."""
+        self.result.evaluations = self.result.steps + more if more else None
+
     def validated(self, values: Mapping[str, float]) -> bool:
         """Record the values on the selection split; True if these weights are the best so far."""
         result, value = self.result, values[self.result.metric]
         if not all(map(math.isfinite, values.values())):
             self.diverged(f"the {result.select_split} metrics are not finite at step {result.steps}")
             return False
-        result.validations.append({"step": result.steps, "train_s": result.train_s, **values})
+        several = {} if result.evaluations is None else {"evaluations": result.evaluations}
+        result.validations.append({"step": result.steps, "train_s": result.train_s, **several, **values})
         target = result.target
         if target is not None and result.steps_to_target is None and not self.better(target, value):
-            result.steps_to_target, result.seconds_to_target = result.steps, result.train_s
+            result.steps_to_target, result.seconds_to_target = result.cost, result.train_s
         if self.best_selected is not None and not self.better(value, self.best_selected):
             return False
         self.best_selected, result.best_step = value, result.steps

@@ -22,7 +22,7 @@ def result_lines(results: Sequence[StudyResult]) -> list[str]:
             best = "none" if result.best is None else options_text(result.best.point)
             score = None if result.score is None else score_text(result.score, result.spec.metric)
             trials = f"{len(result.trials)} of {len(result.trials) + result.missing}"
-            fresh, steps = result.measure.mean(Group.of(result.fresh)), sum(run.steps for run in result.runs)
+            fresh, gradients = result.measure.mean(Group.of(result.fresh)), sum(run.cost for run in result.runs)
             rows.append(
                 (
                     result.spec.opt,
@@ -31,7 +31,7 @@ def result_lines(results: Sequence[StudyResult]) -> list[str]:
                     score,
                     fresh,
                     "yes" if result.record.lr_at_boundary else "no",
-                    f"{steps:,}",
+                    f"{gradients:,}",
                 )
             )
             failed += [f"{options_text(trial.point)}: {trial.reason}" for trial in result.trials if not trial.runs]
@@ -49,14 +49,14 @@ def lines(result: StudyResult) -> list[str]:
 
 
 def as_json(result: StudyResult) -> dict[str, Any]:
-    """The results in a form for strict JSON; costs are seconds of training and batch gradients (optimizer steps)."""
+    """The results in a form for strict JSON; costs are seconds of training and gradients of a batch."""
     record, fresh, mean = result.record, Group.of(result.fresh), result.measure.mean(Group.of(result.fresh))
     low, high = (None, None) if mean is None else mean.ends
     seeds = {"seeds": [run.config["seed"] for run in result.fresh], "values": result.measure.values(fresh)}
     cost = {
         f"{kind}_{what}": round(sum(getattr(run, name) for run in runs), 1)
         for kind, runs in (("trial", result.runs), ("fresh", result.fresh))
-        for what, name in (("seconds", "wall_s"), ("gradient_evaluations", "steps"))
+        for what, name in (("seconds", "wall_s"), ("gradient_evaluations", "cost"))
     }
     return plain(
         {"study": record.name, "task": record.task, "opt": record.opt, "sampler": record.sampler}

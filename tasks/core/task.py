@@ -51,7 +51,7 @@ class Task(pl.LightningModule, ABC):
         self.automatic_optimization = False
         self.data = data
         self.randomness = BatchRandomness()
-        self.steps_done = 0
+        self.steps_done = self.evaluations = 0
         self.record = Record()
         self.best_weights: dict[str, Tensor] | None = None
         self.order: BatchOrder | None = None
@@ -177,7 +177,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def training_step(self, steps: tuple[int, int]) -> None:
-        """Take the optimizer steps from steps[0] to steps[1], exclusive."""
+        """Take the optimizer steps from steps[0] to steps[1] (exclusive), or up to the end of the budget."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
         if self._loop is None:
@@ -189,9 +189,16 @@ class Task(pl.LightningModule, ABC):
                 loop.note_weights(0)
             for step in range(*steps):
                 loop.step(step)
-                loop.note_weights(step + 1)
+                self.steps_done = step + 1
+                loop.note_weights(self.steps_done)
+                if self.spent:
+                    break
             loop.measure()
-        self.steps_done = steps[1]
+
+    @property
+    def spent(self) -> bool:
+        """Whether the gradients of the budget are computed; a step may compute several."""
+        return self.evaluations >= self.plan.total_steps
 
     @final
     @torch.no_grad()
@@ -254,7 +261,7 @@ class Task(pl.LightningModule, ABC):
     @final
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the position in the run. Order, dropout and augmentation follow from it; Lightning's counters do not."""
-        checkpoint["steps_done"] = self.steps_done
+        checkpoint["steps_done"], checkpoint["evaluations"] = self.steps_done, self.evaluations
         checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
         checkpoint["average"] = self.average and self.average.state_dict()
         if self.observer is not None:
@@ -265,6 +272,7 @@ class Task(pl.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the position in the run."""
         self.steps_done = checkpoint["steps_done"]
+        self.evaluations = checkpoint.get("evaluations", self.steps_done)
         self.best_weights = checkpoint["best_weights"]
         if self.average is not None:
             self.average.load_state_dict(checkpoint["average"], self.averaged())

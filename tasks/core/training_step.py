@@ -39,7 +39,7 @@ class TrainingPlan:
     Attributes:
         make_optimizer: builds the optimizer from the trained parameters, in order.
         parts: its methods, with their hyperparameters and parameters.
-        total_steps: number of optimizer steps.
+        total_steps: gradients of a batch, the budget: as many optimizer steps if each evaluates the loss once.
         batch_size: samples of one optimizer step, over micro-batches and ranks.
         micro_batch_size: samples of one forward pass on one device, at most.
         evaluation_batch_size: samples of one forward pass in evaluation, at most.
@@ -170,7 +170,7 @@ class Loop:
     def step(self, step: int) -> None:
         """One optimizer step."""
         if self.plan.schedule is not None:
-            self.plan.schedule.apply(self.optimizer, step)
+            self.plan.schedule.apply(self.optimizer, self.task.evaluations)
         if step == 0:
             self.begun = [(p, p._version, _some_values(p)) for _, p in self.named_parameters if p.requires_grad]
         loss, norms, params = self.evaluate(step)
@@ -195,7 +195,7 @@ class Loop:
         # The optimizer may write the next step's values into the same tensors.
         raw, applied = (size.detach().clone() if isinstance(size, Tensor) else size for size in sizes)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
-        if step + 1 == self.plan.total_steps and self.scaler is None and self.begun:
+        if self.task.spent and self.scaler is None and self.begun:
             still = all(p._version == version and _some_values(p).equal(before) for p, version, before in self.begun)
             if still and norms["loss_grad_norm"] > 0:
                 raise RuntimeError("the optimizer never changes a weight; `bench check` may tell why")
@@ -207,7 +207,7 @@ class Loop:
             if values is not None:
                 self.record.measurements.append(([done], {name: value[None] for name, value in values.items()}))
         every = self.plan.measure_every
-        if every and (done % every == 0 or done == self.plan.total_steps):
+        if every and (done % every == 0 or self.task.spent):
             # Not the model: walking through its modules takes longer.
             with evaluation_weights(self.optimizer, self.average, self.averaged):
                 weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
@@ -225,6 +225,7 @@ class Loop:
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
         """Loss of the batch; norms by `STEP_KEYWORDS`; parameters with a gradient, in `.grad`, unscaled, clipped."""
         loss = self.backward(step)
+        self.task.evaluations += 1
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
