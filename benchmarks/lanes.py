@@ -44,7 +44,9 @@ def lanes(quick: bool, device: str) -> Cases:
         for opt, is_pure in (("ngd", True), ("gd", True), ("adam", True), ("gd", False), ("adam", False)):
             with patch.dict(OPTIMIZERS, {} if is_pure else {opt: replace(OPTIMIZERS[opt], update=None)}):
                 train = swept(opt, seeds, settings, store, lambda runs: sum(run.result.train_s for run in runs))
-                bare = timed(single_step(resolve({"task": "synthetic", "opt": opt, **settings})), steps)
+                bare = timed(
+                    single_step(resolve({"task": "synthetic", "opt": opt, "device": "cpu", **settings})), steps
+                )
                 gains = [count / ratio for ratio in ratios(train, bare, rounds)]
             what = f"{opt}{', without its pure update' * (not is_pure)}, a step of one of {count} lanes"
             yield Case(what, "a bare loop", gains, 8 if is_pure else 3, at_least=True)

@@ -641,9 +641,11 @@ def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
 def test_a_stopped_block_resumes_bit_for_bit(spec: OptimizerSpec, opt: str, store: Path) -> None:
     grid, stop = interrupted_block(store, opt), StopRequest()
     whole = lanes_of(elsewhere(grid))
-    assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None  # the third call ends at step 15
+    # The third call ends at step 15, or at step 3 if lanes may spend their budgets at any step.
+    assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None
     (left,) = unfinished(store)
     assert not left.busy
     assert {run.status for run in Store(store).runs()} == {"killed"}
-    assert [lane["record"]["steps"] for lane in whole].count(24) >= 4
-    assert_goes_on(grid, whole, 24 - 15)
+    steps = [lane["record"]["steps"] for lane in whole]
+    assert steps.count(max(steps)) >= 4
+    assert_goes_on(grid, whole, max(steps) - (3 if spec.traits.calls_closure_again else 15))
