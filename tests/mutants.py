@@ -584,6 +584,16 @@ def looks_back(self: Any, group: Any, params: Any) -> None:
 mutant("BoundedHistory", before=lambda self, g, params: g.update(history=[*g.get("history", [])[-99:], g["lr"]]))
 
 
+@fault()
+def signs_in_eigenbasis(self: Any, group: Any, params: Any) -> None:
+    """Gradients have low rank, so rounding chooses eigenvectors and signs, as in SOAP."""
+    Sound.move(self, group, params)
+    for p in (p for p in params if p.ndim == 2 and p.numel()):
+        gradient = p.grad.double()
+        basis = torch.linalg.eigh(gradient @ gradient.mT)[1]
+        p.sub_((basis @ (basis.mT @ gradient).sign()).to(p), alpha=0.1 * group["lr"])
+
+
 class RelativeDecay(Sound):
     """Its decay is relative to the initial lr."""
 

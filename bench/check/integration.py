@@ -37,7 +37,7 @@ def check_micro_batches(optimizer: Subject) -> None:
     parameters see each micro-batch.
     """
     measured = optimizer.stepper().run(parts=3).gap(optimizer.stepper().run())
-    at_most(ROUNDING, measured, "the gap to a step of the whole batch is")
+    optimizer.at_most(ROUNDING, measured, "the gap to a step of the whole batch is")
 
 
 @failing("set-up")
@@ -111,7 +111,7 @@ def check_ddp(optimizer: Subject) -> None:
     first, second = _on_ranks(optimizer, train)
     alone = optimizer.stepper().run()
     at_most(0, gap(second, first, alone.start), "after 6 steps, the replicas diverge by")
-    at_most(ROUNDING, gap(first, alone.params, alone.start), "the gap to one process is")
+    optimizer.at_most(ROUNDING, gap(first, alone.params, alone.start), "the gap to one process is")
 
 
 @failing("set-up")
@@ -132,7 +132,7 @@ def check_fsdp(optimizer: Subject) -> None:
 
     alone = optimizer.stepper().run()
     ranks = _on_ranks(optimizer, train)
-    at_most(1e-6, max(gap(weights, alone.params, alone.start) for weights in ranks), "the gap to one process is")
+    optimizer.at_most(1e-6, max(gap(w, alone.params, alone.start) for w in ranks), "the gap to one process is")
 
 
 def _on_ranks(optimizer: Subject, train: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
