@@ -38,8 +38,7 @@ from optimizers.plugins import PluginError
 from tasks import TASKS
 from tasks.core.spec import place_of
 
-Verdict = dict[str, Any]
-"""Of one check: `verdict_of`."""
+Verdict = dict[str, Any]  # of one check: `verdict_of`
 _CODE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bench.check.run import work; work()"
 
 
@@ -72,8 +71,8 @@ def text(report: CheckRecord) -> str:
     for group in GROUPS.values():
         members = [verdict for verdict in report.verdicts if group_of(verdict) == group]
         lines += [group] * bool(members)
-        for v in sorted(members, key=fails, reverse=True):
-            lines.append(f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip())
+        members.sort(key=fails, reverse=True)
+        lines += [f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip() for v in members]
     for v in failed(report):
         lines += ["", f"{v['check']} ({group_of(v)}): {v['meaning']}", f"  {v['advice']}"]
     count = Counter(v["verdict"] for v in report.verdicts)
@@ -105,7 +104,6 @@ def write(store: Path, report: CheckRecord) -> Path:
     """Store a report; it replaces one on the same version of the optimizer, with the same `opt.rest`."""
     path = report.path(store)
     with making(store):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, vars(report), indent=1)
     return path
 
@@ -117,7 +115,7 @@ def stored(store: Path, name: str, options: Mapping[str, Any], versions: Mapping
         report = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
-    holds = report.options == written(options) and report.versions == versions
+    holds = (report.options, report.versions) == (written(options), versions)
     same_checks = [verdict["check"] for verdict in report.verdicts] == [*catalogue()]
     return report if holds and same_checks and "error" not in [v["verdict"] for v in report.verdicts] else None
 

@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 """Tolerance of a gap: rounding of float64 over a few steps stays below it; a real fault gives 1e-3 and more."""
 MATTERS = 1e-6
 """A gap that rounding does not explain."""
-SAMPLES, TOKENS, WIDTH = 12, 4, 5
+SAMPLES, TOKENS, WIDTH = 12, 4, 5  # of the attention head
 
 
 class Fault(AssertionError):

@@ -24,8 +24,7 @@ from optimizers.plugins import Origin, provenance
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
-KERNELS = ("foreach", "fused", "capturable", "differentiable")
-"""Arguments that choose a kernel."""
+KERNELS = ("foreach", "fused", "capturable", "differentiable")  # arguments that choose a kernel
 
 
 class Subject:
