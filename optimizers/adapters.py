@@ -1,42 +1,91 @@
-"""Adapters for optimizers whose `step` takes no closure, and the traits of classes that declare none."""
+"""Adapters of optimizers: steps without a closure, arguments that no setting can hold; traits that none declares."""
 
 import inspect
+import typing
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache, wraps
 from sys import stderr
 from typing import Any
 
 import torch
 
-from optimizers.plugins import BROKEN
+from optimizers.plugins import BROKEN, load
 from optimizers.registry import Traits
 from optimizers.step_size import run_closure
 
 
 @cache
 def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class itself, or a subclass whose `step` takes a closure, as in torch's protocol.
+    """The class itself, or a subclass that takes settings, and whose `step` takes a closure, as in torch's protocol.
 
     A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
-    called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
+    called once before it, with gradients enabled. Members of enums, dtypes and classes may be given by name, dataclasses
+    as mappings (ValueError for others). Instances can be copied and pickled if the class's own can.
     """
     step: Any = cls.step  # with any arguments
     parameters = list(inspect.signature(step).parameters.values())[1:]
+    members = _constructor(cls)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    if any(p.name == "closure" or p.kind == p.VAR_POSITIONAL for p in parameters):
-        return cls
-    if any(p.name == "loss" for p in parameters):
-        return _subclass(cls, lambda self, loss, keywords: step(self, loss=loss, **keywords))
-    if positional:  # in torch's protocol the first one is the closure, whatever its name
-        return cls
-    return _subclass(cls, lambda self, loss, keywords: step(self, **keywords))
+    if any(p.name == "loss" for p in parameters) and not any(p.name == "closure" for p in parameters):
+        members |= _step(cls, lambda self, loss, keywords: step(self, loss=loss, **keywords))
+    elif not positional and not any(p.name == "closure" for p in parameters):
+        members |= _step(cls, lambda self, loss, keywords: step(self, **keywords))
+    return _subclass(cls, members) if members else cls
 
 
-def _subclass(
-    cls: type[torch.optim.Optimizer], step: Callable[[Any, torch.Tensor | None, dict[str, Any]], Any]
-) -> type[torch.optim.Optimizer]:
+def _constructor(cls: Any) -> dict[str, Any]:
+    """A constructor that converts what settings cannot hold; empty if no argument needs it."""
+    constructor, kinds = cls.__init__, dict[str, list[Any]]()
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # annotations that only a type checker can read
+        hints = typing.get_type_hints(constructor)
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        hint, default = hints.get(name), parameter.default
+        members = [*(typing.get_args(hint) or [hint]), hint, None if default is parameter.empty else type(default)]
+        kinds[name] = [kind for kind in members if _converts(typing.get_origin(kind) or kind)]
+    kinds = {name: of for name, of in kinds.items() if of}
+    if not kinds or hasattr(constructor, "converts"):
+        return {}
+
+    @wraps(constructor)
+    def converting(self: Any, *arguments: Any, **keywords: Any) -> None:
+        for name, value in keywords.items():
+            for kind in kinds.get(name, ()):
+                keywords[name] = _converted(name, value, kind)
+        constructor(self, *arguments, **keywords)
+
+    converting.converts = True  # type: ignore[attr-defined]
+    return {"__init__": converting}
+
+
+def _converts(kind: Any) -> bool:
+    return kind in (type, torch.dtype) or (isinstance(kind, type) and (issubclass(kind, Enum) or is_dataclass(kind)))
+
+
+def _converted(name: str, value: Any, kind: Any) -> Any:
+    """A setting as an argument of this type; a setting that needs no conversion is returned."""
+    if isinstance(value, Mapping) and is_dataclass(kind):
+        return typing.cast(Any, kind)(**value)
+    if not isinstance(value, str) or is_dataclass(kind):
+        return value
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if value not in kind.__members__:
+            raise ValueError(f"{name}={value} is not one of {', '.join(kind.__members__)}")
+        return kind[value]
+    if kind is torch.dtype:
+        if not isinstance(dtype := getattr(torch, value.removeprefix("torch."), None), torch.dtype):
+            raise ValueError(f"{name}={value} is no dtype of torch, such as float32")
+        return dtype
+    return load(value) if ":" in value else value
+
+
+def _step(cls: Any, step: Callable[[Any, torch.Tensor | None, dict[str, Any]], Any]) -> dict[str, Any]:
+    """A `step` that takes a closure and passes its loss on."""
+
     def adapted_step(self: Any, closure: Callable[[], torch.Tensor] | None = None, **keywords: Any) -> Any:
         loss = run_closure(closure)
         result = step(self, loss, keywords)
@@ -50,6 +99,10 @@ def _subclass(
         ]
     )
 
+    return {"step": adapted_step}
+
+
+def _subclass(cls: type[torch.optim.Optimizer], members: dict[str, Any]) -> type[torch.optim.Optimizer]:
     def reduce(self: Any, protocol: Any) -> Any:
         constructor, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
         if getattr(constructor, "__name__", "") != "__newobj__":  # the test of pickle itself
@@ -57,9 +110,9 @@ def _subclass(
         # Under the subclass's name pickle would find the class itself.
         return _blank, (cls, *arguments[1:]), *rest
 
-    members = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
     kind: Any = type(cls)  # may be ABCMeta
-    return kind(cls.__name__, (cls,), members)
+    about = {"__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return kind(cls.__name__, (cls,), members | about)
 
 
 def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:

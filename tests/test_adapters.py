@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -114,6 +116,53 @@ def test_a_class_is_adapted_once_where_necessary() -> None:
     assert adapted(Bare) is adapted(Bare)
     assert adapted(SecondOrder) is SecondOrder
     assert adapted(adapted(Bare)) is adapted(Bare)
+
+
+class Mode(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass
+class Inner:
+    alpha: float = 0.1
+
+
+class Typed(torch.optim.Optimizer):
+    """Has arguments that no setting can hold."""
+
+    def __init__(
+        self, params: Any, mode: Mode = Mode.FAST, inner: "Inner | None" = None, dtype: torch.dtype | None = None,
+        base: Any = torch.optim.SGD, other: type[torch.optim.Optimizer] | None = None, lr: float = 0.1,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "all": (mode, inner, dtype, base, other)})
+
+
+@pytest.mark.parametrize(
+    ("given", "converted"),
+    [
+        ({}, (Mode.FAST, None, None, torch.optim.SGD, None)),
+        ({"mode": Mode.SLOW, "base": torch.optim.Adam}, (Mode.SLOW, None, None, torch.optim.Adam, None)),
+        ({"mode": "SLOW", "inner": {"alpha": 0.5}}, (Mode.SLOW, Inner(0.5), None, torch.optim.SGD, None)),
+        ({"dtype": "float64", "base": "torch.optim:Adam"}, (Mode.FAST, None, torch.float64, torch.optim.Adam, None)),
+        (
+            {"dtype": "torch.float16", "other": "torch.optim.sgd:SGD"},
+            (Mode.FAST, None, torch.float16, torch.optim.SGD, torch.optim.SGD),
+        ),
+    ],
+)
+def test_settings_become_enums_dataclasses_dtypes_and_classes(given: Any, converted: Any) -> None:
+    cls = adapted(Typed)
+    assert adapted(cls) is cls
+    assert cls([torch.nn.Parameter(torch.zeros(1))], **given).defaults["all"] == converted
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"mode": "BAD"}, "mode=BAD is not one of FAST, SLOW"), ({"dtype": "long1"}, "no dtype")]
+)
+def test_unknown_names_of_members_and_dtypes_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        adapted(Typed)([torch.nn.Parameter(torch.zeros(1))], **given)
 
 
 @pytest.mark.parametrize(
