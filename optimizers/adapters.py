@@ -23,8 +23,8 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The class itself, or a subclass that takes settings, and whose `step` takes a closure, as in torch's protocol.
 
     A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
-    called once before it, with gradients enabled. Members of enums, dtypes and classes may be given by name, dataclasses
-    as mappings (ValueError for others). Instances can be copied and pickled if the class's own can.
+    called once before it, with gradients enabled. Members of enums, dtypes and classes may be given by name,
+    dataclasses as mappings (ValueError for others). Instances can be copied and pickled if the class's own can.
     """
     step: Any = cls.step  # with any arguments
     parameters = list(inspect.signature(step).parameters.values())[1:]
