@@ -68,10 +68,10 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, with the last place outside the suite and torch."""
-    suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
+    """An exception in one line, with the last place outside the suite, torch and Lightning."""
+    suite = os.path.dirname(__file__)  # noqa: PTH120 - compared with names of frames
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    places = [place for place in frames if not place[0].startswith(suite) and torch not in place[0]]
+    places = [p for p in frames if not p[0].startswith(suite) and not {"torch", "lightning"} & {*p[0].split(os.sep)}]
     return first_line(error)[:350] + "".join(f" ({file}, line {line})" for file, line in places[-1:])
 
 

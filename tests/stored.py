@@ -16,7 +16,7 @@ from bench.store.block import DONE, LOCK, PREFIX, RUNS, Block, blocks_in, name_o
 from bench.store.record import RunResult
 from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS, Columns, write_columns
+from bench.store.tables import CURVE_FIELDS, Columns, write_table
 from bench.store.writer import BlockWriter, write_records
 
 LOSSES = (0.5, None, 0.25)
@@ -87,7 +87,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
     for name, own in (tables or {}).items():
-        write_columns(at / f"{name}.parquet", own)
+        write_table(at / f"{name}.parquet", own)
     return folder
 
 

@@ -23,7 +23,7 @@ from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import as_stored
 from bench.config.tuned import TunedBy
 from bench.config.values import place
-from bench.errors import RunBroke, UserError, first_line
+from bench.errors import UserError, first_line
 from bench.execute.blocks import Block
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
@@ -115,10 +115,6 @@ def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
             for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
                 files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
             return ended, files
-    except RunBroke as error:
-        if shared:
-            raise
-        raise RunBroke(str(error).partition("; the traceback is in")[0]) from None  # it went with the folder
     finally:
         del _stops[topic]
 
