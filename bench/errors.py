@@ -3,6 +3,7 @@
 import os
 import traceback
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from bench.near import meant, nearest
@@ -71,7 +72,7 @@ def described(error: BaseException) -> str:
     """An exception in one line, with the last place outside the suite, torch and Lightning."""
     suite = os.path.dirname(__file__)  # noqa: PTH120 - compared with names of frames
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    places = [p for p in frames if not p[0].startswith(suite) and not {"torch", "lightning"} & {*p[0].split(os.sep)}]
+    places = [p for p in frames if not p[0].startswith(suite) and not {"torch", "lightning"} & {*Path(p[0]).parts}]
     return first_line(error)[:350] + "".join(f" ({file}, line {line})" for file, line in places[-1:])
 
 

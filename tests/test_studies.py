@@ -194,7 +194,7 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
     for study in (large, small):
         tuned.remember(study.result())
     (record,) = Stores([tmp_path]).studies
-    assert (len(record.trials), record.score, record.missing) == (7, 0.0, 0)
+    assert (len(record.trials), record.best and record.best["score"], record.missing) == (7, 0.0, 0)
 
 
 def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:

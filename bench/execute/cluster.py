@@ -22,6 +22,7 @@ from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
+from bench.store.block import Lock
 from bench.store.files import making, remove, replacing
 from bench.store.store import Store
 from bench.store.writer import new_results
@@ -275,7 +276,8 @@ def _trained(block: Block, future: Any) -> bool:
         raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
     store = first.store
     for name, contents in files.items():
-        with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
+        busy = RunBusy(f"{name} is in training by another process")
+        with making(store), Lock(store / name, busy), new_results(store / name) as out:
             for file, content in contents.items():
                 with replacing(out / file) as temporary:
                     temporary.write_bytes(content)

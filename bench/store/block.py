@@ -16,7 +16,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +41,7 @@ def name_of(run_ids: Sequence[str]) -> str:
     return PREFIX + hashlib.sha256("\n".join(run_ids).encode()).hexdigest()[:16]
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """The lock of a block's folder, which is created if needed, until `release`; the kernel drops it with the process.
 
     POSIX drops all locks of a process on a file as soon as the process closes any descriptor of that file, so a file
@@ -64,6 +64,9 @@ class Lock:
                     os.close(self._handle)  # taken, or of a file that was removed meanwhile
             time.sleep(PAUSE_SECONDS)
         raise busy
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     @property
     def is_intact(self) -> bool:
@@ -182,12 +185,8 @@ def _unfinished(folder: Path, *, busy: bool) -> dict[str, RunResult]:
 def _records(path: Path, name: str, *version: int) -> dict[str, RunResult]:
     """The records of the block of this name, by id; FileNotFoundError if there are none."""
     runs = {run.run_id: run for run in (parse_record(line, path) for line in read_bytes(path).splitlines())}
-    if not runs:
-        raise Damaged(path, "it is empty")
-    if name_of(list(runs)) != name:
-        raise Damaged(path, f"its records do not belong to {name}")
-    if wrong := [run for run in runs.values() if run.finished != (path.parent.name == DONE)]:
-        raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
+    if name_of(list(runs)) != name or any(run.finished != (path.parent.name == DONE) for run in runs.values()):
+        raise Damaged(path, f"it has not the records of {name}, or they have an impossible status")
     return runs
 
 

@@ -100,11 +100,7 @@ class BlockWriter:
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
         runs = [(result, _joined(parts, result)) for result in results]
-        if lost := [
-            r for r, tables in runs if not r.thinned and len(tables.get("curve", {}).get("step", ())) < r.steps
-        ]:
-            raise RunFailed(f"rows of {lost[0].run_id} were lost during the run; train it again with --rerun")
-        with disk_errors(self.store), _results(self.folder) as out:
+        with disk_errors(self.store), new_results(self.folder) as out:
             write_block(out, runs)
             self._refuse_if_gone()
         self.close()
@@ -131,19 +127,8 @@ class BlockWriter:
 
 
 @contextmanager
-def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
-    """An empty folder whose files become the results of a block at the end of the context; `busy` if it is locked."""
-    lock = Lock(folder, busy)
-    try:
-        with _results(folder) as out:
-            yield out
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _results(folder: Path) -> Iterator[Path]:
-    """As `new_results`, for the caller that has the lock."""
+def new_results(folder: Path) -> Iterator[Path]:
+    """An empty folder whose files become the results of a block, which is locked, at the end of the context."""
     done, old, out = folder / DONE, folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
     out.mkdir()
     try:
@@ -170,7 +155,7 @@ def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
 
 
 def _joined(parts: Sequence[Mapping[str, Mapping[str, Columns]]], result: RunResult) -> dict[str, Columns]:
-    """The tables of a run, from consecutive parts, up to its last step."""
+    """The tables of a run, from consecutive parts, up to its last step; RunFailed if rows are missing."""
     import numpy as np
 
     tables = dict[str, Columns]()
@@ -178,6 +163,8 @@ def _joined(parts: Sequence[Mapping[str, Mapping[str, Columns]]], result: RunRes
         if pieces := [part[name][result.run_id] for part in parts if name in part]:
             columns = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
             tables[name] = {key: column[columns["step"] <= result.steps] for key, column in columns.items()}
+    if not result.thinned and result.steps and ("curve" not in tables or len(tables["curve"]["step"]) < result.steps):
+        raise RunFailed(f"rows of {result.run_id} were lost during the run; train it again with --rerun")
     return tables
 
 
