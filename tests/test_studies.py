@@ -184,7 +184,7 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(training, "execute", execute)
     crew: Any = SimpleNamespace()
-    assert training.carry_out(two, crew, Effort(), progress=False)
+    assert training.carry_out(two, crew, progress=False)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 

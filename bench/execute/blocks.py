@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.config.checks import check, check_early
 from bench.config.run_config import RunConfig
+from bench.config.tuned import TunedBy
 from bench.store.record import RunResult
 from bench.store.store import Store
 
@@ -43,6 +44,14 @@ class Block:
     def first(self) -> RunConfig:
         """The first configuration."""
         return self.grid[0][0]
+
+
+class Job(NamedTuple):
+    """A block to be trained, its purpose (`RunResult.plan`) and the study that found its hyperparameters."""
+
+    block: Block
+    plan: str
+    tuned_by: TunedBy | None
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
