@@ -14,7 +14,6 @@ import pytest
 from bench.config.run_config import RunConfig
 from bench.config.settings import described
 from bench.errors import UserError
-from bench.execute import Effort
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED

@@ -5,7 +5,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import torch
 import bench.execute.choice
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.values import read_seeds
-from bench.execute.choice import Choices, single_step
+from bench.execute.choice import single_step
 from bench.lanes.engine import Lanes
 from bench.progress import SweepProgress
 from bench.store.store import Store
 from bench.sweeps.grid import configurations
-from bench.train.memory import Peak
 from tasks import TASKS
 from tests import tiny
 from tests.outcomes import outcome
@@ -139,17 +137,6 @@ def test_the_faster_engine_trains_unless_one_is_named(sweep, store, seconds, wor
     seconds(alone, lanes)
     assert sweep(*FOUR, *words).err == f"synthetic: {message}\n"
     assert statuses(store) == {("completed", engine): 4}
-
-
-@pytest.mark.parametrize(("processes", "width"), [(1, 8), (16, 2)])
-def test_processes_on_a_device_share_its_memory(seconds, monkeypatch, processes, width):
-    monkeypatch.setattr(bench.execute.choice, "usable_memory", lambda device: 40 * 2**30)
-    seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
-    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
-    group = [resolve({"task": "synthetic", "opt": "ngd", "opt.lr": 0.1 * n, "device": "cpu"}) for n in range(1, 9)]
-    choices = Choices("auto", None, lambda line: None, processes)
-    assert choices.of(group).width == width
 
 
 OBSTACLES = [

@@ -206,12 +206,8 @@ class Crew(AbstractContextManager["Crew"]):
 
         if not self.is_here:
             set_threads(self.threads)  # as in the workers
-        # Processes that are not pinned to a GPU share the memory of the machine.
-        sharing = 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
-        choices = Choices(self.effort.engine, self.effort.width, progress.say, sharing, stop, self.measured)
-        choice = choices.of(group)
-        if not self.is_here:
-            give_back()
+        choice = Choices(self.effort, progress.say, stop, self.measured).of(group)
+        give_back()
         return choice
 
     def train(
