@@ -3,6 +3,7 @@
 import os
 import traceback
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from bench.near import meant, nearest
@@ -68,10 +69,10 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, with the last place outside the suite and torch."""
-    suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
+    """An exception in one line, with the last place outside the suite, torch and Lightning."""
+    suite = os.path.dirname(__file__)  # noqa: PTH120 - compared with names of frames
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    places = [place for place in frames if not place[0].startswith(suite) and torch not in place[0]]
+    places = [p for p in frames if not p[0].startswith(suite) and not {"torch", "lightning"} & {*Path(p[0]).parts}]
     return first_line(error)[:350] + "".join(f" ({file}, line {line})" for file, line in places[-1:])
 
 

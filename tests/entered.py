@@ -12,7 +12,7 @@ from bench.config.run_config import id_of, resolve
 from bench.config.settings import described
 from bench.results.selection import End
 from bench.store.record import RunResult
-from bench.store.reports import StudyRecord, study_path
+from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from bench.text import plain
@@ -115,7 +115,7 @@ def study(
         "lr_at_boundary": False,
     }
     record = StudyRecord(**(values | changes))
-    path = study_path(store, record.name)
+    path = record.path(store)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plain(vars(record))))
     return record

@@ -14,9 +14,8 @@ from bench.config.run_config import resolve
 from bench.config.settings import described
 from bench.store.block import DONE, LOCK, PREFIX, RUNS, Block, blocks_in, name_of
 from bench.store.record import RunResult
-from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS, Columns, write_columns
+from bench.store.tables import CURVE_FIELDS, Columns, write_table
 from bench.store.writer import BlockWriter, write_records
 
 LOSSES = (0.5, None, 0.25)
@@ -87,7 +86,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
     for name, own in (tables or {}).items():
-        write_columns(at / f"{name}.parquet", own)
+        write_table(at / f"{name}.parquet", own)
     return folder
 
 
@@ -141,7 +140,7 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
         "winner": "b",
         "lr_at_boundary": False,
     }
-    path = study_path(store, name)
+    path = store / "studies" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path

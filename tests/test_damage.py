@@ -46,18 +46,18 @@ def changed(**changes: Any) -> bytes:
 
 DAMAGED = {
     "torn": (changed()[:200], ""),
-    "empty": (b"", "it is empty"),
+    "empty": (b"", "it has not the records of a"),
     "a list": (b"[]", ""),
     "no UTF-8": (b"\xff\x00", ""),
     "an unknown field": (changed(new=1), "new: "),
-    "another run's record": (changed(run_id="b"), "its records do not belong to a"),
+    "another run's record": (changed(run_id="b"), "it has not the records of a"),
     "an unknown status": (changed(status="done"), "status: it must be "),
-    "an unfinished run": (changed(status="running"), "a has the impossible status running"),
+    "an unfinished run": (changed(status="running"), "it has not the records of a, or they have an impossible status"),
     "text for a number": (changed(target="low"), "target: it must be a number"),
     "a number for text": (changed(begun=5), "begun: it must be text"),
     "no date": (changed(begun="soon"), "begun: it must "),
     "negative steps": (changed(steps=-1), "steps: it must be greater than or equal to 0"),
-    "half a configuration": (changed(config={"task": "synthetic"}), "config."),
+    "half a configuration": (changed(config={"task": "synthetic"}), "config: "),
     "an evaluation without step": (changed(validations=[{"loss": 0.5}]), "a: an evaluation lacks its step or seconds"),
     "another identity": (changed(identity={"task": "mnist"}), "a: run_id is not the hash of its identity"),
 }

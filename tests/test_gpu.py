@@ -16,7 +16,6 @@ import tasks
 from bench.progress import Progress
 from bench.store.store import Store
 from bench.train import runner
-from bench.train.memory import free_memory
 from optimizers import OPTIMIZERS
 from tasks.core.training_step import Loop
 from tests.conftest import Cli
@@ -178,15 +177,6 @@ def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, c
     np.testing.assert_allclose(ranked["loss"], alone["loss"], rtol=1e-9)
     # Otherwise the next run of this process, or a child of it, would use this run's port, which is not free.
     assert (dict(os.environ), torch.distributed.is_initialized()) == (before, False)
-
-
-def test_free_memory_is_what_the_device_has() -> None:
-    free = free_memory(DEVICE)
-    held = torch.zeros(2**26, dtype=torch.float32, device=DEVICE)  # 256 MiB, written to
-    assert held.device.type == DEVICE
-    assert free > 2**26
-    if DEVICE == "cuda":
-        assert free <= torch.cuda.get_device_properties(0).total_memory
 
 
 def test_a_model_is_built_alike_for_every_device() -> None:

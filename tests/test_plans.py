@@ -1,9 +1,9 @@
 """Plans: how runs are divided into blocks and shared by workers; also failed runs."""
 
-import json
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,15 @@ import torch
 from distributed import LocalCluster
 
 import bench.execute.here
-import bench.execute.worker
 import bench.train.runner
 from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
 from bench.execute import Effort
-from bench.execute.blocks import Choice
+from bench.execute.blocks import Block, Choice, Job
 from bench.execute.choice import Choices
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
-from bench.execute.worker import as_job, configs_of
+from bench.execute.worker import Message
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -47,10 +46,9 @@ def configs(store: Path, *, opt: str = "ngd", **words: Any) -> list[RunConfig]:
 
 def test_a_worker_refuses_other_code(here: Path) -> None:
     (here / "mine.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
-    job = json.loads(as_job([configs(here / "runs", opt="mine.py:Mine")]))
-    job["rows"][0][0]["id"] += "0"
+    message = Message.of(Job(Block([configs(here / "runs", opt="mine.py:Mine")], lanes=True), "runs", None), "", None)
     with pytest.raises(UserError, match=r"a worker has other code of synthetic or mine\.py:Mine; repeat the command"):
-        configs_of(job)
+        replace(message, run_ids=["mine-0"]).block()
 
 
 def test_an_interrupted_command_repeats_its_blocks(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +106,8 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     words = (*SMALL, "--engine", "lanes", "--width", "4")
     assert cli(*words, "--store", here / "alone").code == 0
     if not shared:
-        job = bench.execute.worker.as_job
-        monkeypatch.setattr(bench.execute.worker, "as_job", lambda *a, **more: job(*a, **more | {"token": "elsewhere"}))
+        message = Message.of
+        monkeypatch.setattr(Message, "of", lambda job, topic, token: message(job, topic, "elsewhere"))
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         answer = cli(*words, "--cluster", cluster.scheduler_address)
     assert answer.code == 0, answer.err
@@ -191,6 +189,6 @@ def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pyt
         return bench.train.runner.run(config, **words)
 
     monkeypatch.setattr(bench.execute.here, "run", run)
-    assert execute(configs, SweepProgress("", "min", enabled=False))
+    assert execute(configs, SweepProgress("", "min", enabled=False), Crew(Effort(), configs[0]))
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}

@@ -184,14 +184,13 @@ def test_a_failed_run_goes_on_from_its_checkpoint(store: Path, monkeypatch: pyte
         take(self, *args)
 
     monkeypatch.setattr(Watch, "take", break_at_30)
-    with pytest.raises(RunFailed, match=r"no space left.*traceback"):
+    with pytest.raises(RunFailed, match=r"no space left .*test_runner"):
         fit(store, opt="adam", **words)
     monkeypatch.setattr(Watch, "take", take)
     resumed = fit(store, opt="adam", **words)
     assert resumed.status == "completed"
     assert resumed.metrics == whole.metrics
     assert read_curve(store / resumed.run_id) == read_curve(store / "whole" / whole.run_id)
-    assert not (store / resumed.run_id / "traceback.txt").exists()
 
 
 def test_persistent_half_precision_overflow_is_counted_and_ends_the_run(store: Path) -> None:

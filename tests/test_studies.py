@@ -14,7 +14,6 @@ import pytest
 from bench.config.run_config import RunConfig
 from bench.config.settings import described
 from bench.errors import UserError
-from bench.execute import Effort
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED
@@ -184,7 +183,7 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(training, "execute", execute)
     crew: Any = SimpleNamespace()
-    assert training.carry_out(two, crew, Effort(), progress=False)
+    assert training.carry_out(two, crew, progress=False)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 
@@ -194,7 +193,7 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
     for study in (large, small):
         tuned.remember(study.result())
     (record,) = Stores([tmp_path]).studies
-    assert (len(record.trials), record.score, record.missing) == (7, 0.0, 0)
+    assert (len(record.trials), record.best and record.best["score"], record.missing) == (7, 0.0, 0)
 
 
 def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:

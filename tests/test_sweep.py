@@ -5,7 +5,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import torch
 import bench.execute.choice
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.values import read_seeds
-from bench.execute.choice import Choices, single_step
+from bench.execute.choice import single_step
 from bench.lanes.engine import Lanes
 from bench.progress import SweepProgress
 from bench.store.store import Store
 from bench.sweeps.grid import configurations
-from bench.train.memory import Peak
 from tasks import TASKS
 from tests import tiny
 from tests.outcomes import outcome
@@ -141,17 +139,6 @@ def test_the_faster_engine_trains_unless_one_is_named(sweep, store, seconds, wor
     assert statuses(store) == {("completed", engine): 4}
 
 
-@pytest.mark.parametrize(("processes", "width"), [(1, 8), (16, 2)])
-def test_processes_on_a_device_share_its_memory(seconds, monkeypatch, processes, width):
-    monkeypatch.setattr(bench.execute.choice, "usable_memory", lambda device: 40 * 2**30)
-    seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
-    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
-    group = [resolve({"task": "synthetic", "opt": "ngd", "opt.lr": 0.1 * n, "device": "cpu"}) for n in range(1, 9)]
-    choices = Choices("auto", None, lambda line: None, processes)
-    assert choices.of(group).width == width
-
-
 OBSTACLES = [
     (("--precision", "16-mixed"), "--precision 16-mixed: lanes train in 32-true or 64-true"),
     (("--trainer.max_seconds", "100"), "--trainer.max_seconds 100: lanes share the time, so their budget is in steps"),
@@ -239,17 +226,14 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
 # -- what breaks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
+def test_a_crash_is_one_line_with_its_place(sweep, store, breaks):
     breaks(RuntimeError("expected scalar type Half\nand more"), after=5)
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 1
     (folder,) = store.glob("block-*")
-    trace = folder / "traceback.txt"
-    broken = f"4 ngd lanes failed: RuntimeError: expected scalar type Half; the traceback is in {trace}"
-    assert f"{broken}; continuing with one run at a time" in answer.err
+    broken = r"4 ngd lanes failed: RuntimeError: expected scalar type Half \(.*\.py, line \d+\)"
+    assert re.search(f"{broken}; continuing with one run at a time", answer.err)
     assert last_line(answer).startswith("the first 3 failed, the last with: 1 ngd lane failed: RuntimeError: expected")
-    assert trace.read_text().startswith("Traceback (most recent call last):\n")
-    assert "in training_step" in trace.read_text()
     assert Store(store).contents().damaged == []
     assert statuses(store) == {("failed", "lanes"): 4}
     breaks(SHORT[0], more_than=99)  # mended

@@ -244,7 +244,7 @@ def searches(runs: Collected) -> str:
 def _search(study: StudyRecord, options: Mapping[str, Any], runs: Collected) -> tuple[str, ...]:
     """A row of the page of searches."""
     searched = {axis.removeprefix("opt."): ends for axis, ends in tried(study).items()}
-    chosen = {name.removeprefix("opt."): value for name, value in (study.winning_point or {}).items()}
+    chosen = {name.removeprefix("opt."): value for name, value in (study.best["point"] if study.best else {}).items()}
     fixed = {
         name: value
         for name, value in options.items()

@@ -165,7 +165,7 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
         named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
         winners = [(study, runs[study.winner or ""]) for study in named if study.winner in runs]
         same = [study for study, run in winners if run.problem == problem and versions <= run.versions.items()]
-        studies += sorted(same, key=lambda study: study.weight)[-1:]
+        studies += sorted(same, key=lambda study: len(study.trials))[-1:]
     budgets = {(len(study.trials), tuple(study.seeds), study.sampler) for study in studies}
     if len(studies) == len(specs) and len(budgets) == 1:
         trials, seeds = len(studies[0].trials), len(studies[0].seeds)

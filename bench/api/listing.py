@@ -107,11 +107,11 @@ def _studies(places: Sequence[Path]) -> Answer:
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     for study in stores.studies:
-        best = None if study.winning_point is None else options_text(study.winning_point)
+        best, score = (None, None) if study.best is None else (options_text(study.best["point"]), study.best["score"])
         counts = {"trials": len(study.trials), "missing": study.missing}
         rows.append({"study": study.name, "task": study.task, "opt": study.opt, **counts})
-        rows[-1] |= {"best": best, "score": study.score}
-        result = "no winner" if study.score is None else f"best {best}: {study.score:.4g}"
+        rows[-1] |= {"best": best, "score": score}
+        result = "no winner" if score is None else f"best {best}: {score:.4g}"
         lines.append((study.name, f"{len(study.trials)} of {counted(sum(counts.values()), 'trial')}", result))
     none = [clean(f"no studies in {stores.shown or place('store')}")]
     return Answer(rows, shown(Table.of([""] * 3, lines)) if rows else none, warn_of(stores))

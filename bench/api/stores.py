@@ -93,9 +93,9 @@ def merge(*folders: p.Place) -> Answer:
     merged = copy(sources, destination)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
-    for run_id in merged.differing:
+    for run_id in dict.fromkeys(merged.differing):
         remark("warning", f"{run_id} has another result in {destination}; that one is kept")
-    for text in merged.notes:
+    for text in dict.fromkeys(merged.notes):
         remark("note", text)
     counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
     data = {"dest": destination, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]}

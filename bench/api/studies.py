@@ -88,7 +88,7 @@ def train(todo: Sequence[Sequence[Plan]], crew: "Crew | None", call: "Call") -> 
 
     KeyboardInterrupt if a signal stopped it.
     """
-    every, effort, budget = [study for studies in todo for study in studies], call.effort, call.effort.budget
+    every, budget = [study for studies in todo for study in studies], call.effort.budget
     if crew is not None:
         _note_long(every, crew, call)
         from bench.train.stop import deadline
@@ -96,7 +96,7 @@ def train(todo: Sequence[Sequence[Plan]], crew: "Crew | None", call: "Call") -> 
 
         done = False
         with crew, redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
-            done = all(carry_out(studies, crew, effort, progress=call.progress) for studies in todo)
+            done = all(carry_out(studies, crew, progress=call.progress) for studies in todo)
         if not done and (budget is None or not spent()):
             raise KeyboardInterrupt(f"stopped; nothing is lost, and {CONTINUES}")
         if not done and budget is not None:

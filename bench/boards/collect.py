@@ -264,7 +264,7 @@ def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
         left = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished if e not in best)
         shown = f"at its {kind} settings"
         if kind == "tuned":
-            best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
+            best.sort(key=lambda entry: len(entry.study.trials) if entry.study else 0, reverse=True)
             left += len(best) - 1
         elif searched:
             best, left, shown = [_best_of(searched, seeds)], len(finished) - len(searched), "on its most common seeds"

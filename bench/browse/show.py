@@ -9,7 +9,6 @@ from bench.config.run_config import settings_of
 from bench.results.render import shown
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
-from bench.store.block import TRACEBACK
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -64,7 +63,6 @@ def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
     name = run.task + f" ({config['task']})" * bool(run.task_name)
     order = f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     versions = (f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions)
-    traceback = next(data["folder"].glob(f"*/{TRACEBACK}"), "") if run.status == "failed" else ""
     facts = {
         "task": f"{name}: {run.split} {run.metric} ({run.mode}){target}",
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
@@ -79,7 +77,6 @@ def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
         "machine": run.machine,
         "versions": ", ".join(versions),
         "folder": str(data["folder"]),
-        "traceback": str(traceback),
     }
     return {name: text for name, text in facts.items() if text}
 

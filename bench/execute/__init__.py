@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from bench.config.values import Budget
 
-ENGINES = ("auto", "lanes", "lightning")
 Engine = Literal["auto", "lanes", "lightning"]
 """Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 CONTINUES = "the same command continues"

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from bench.config.checks import why_no_lanes
 from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
-from bench.execute import Engine
+from bench.execute import Effort
 from bench.execute.blocks import ONE_BY_ONE, Choice, rectangles
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import make_lanes
 from bench.progress import doing
-from bench.train.memory import ran_out, usable_memory, watch_peak
+from bench.train.memory import ran_out
 from bench.train.runner import build
 from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
@@ -35,23 +35,21 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
 class Choices:
     """Decides how groups of runs are executed; after a stop request, arbitrarily."""
 
-    engine: Engine
-    width: int | None  # maximum lanes of a block; None to measure it
+    effort: Effort
     say: Callable[[str], None]  # shows a line
-    processes: int = 1  # of this machine that share the memory of a device
-    stop: StopRequest = field(default_factory=StopRequest)  # ends measurements
-    measured: dict[object, Choice] = field(default_factory=dict)  # earlier measurements, to which new ones are added
+    stop: StopRequest  # ends measurements
+    measured: dict[object, Choice]  # earlier measurements, to which new ones are added
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
         """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
-        first, obstacle = group[0], why_no_lanes(group[0])
-        if obstacle and self.engine == "auto":
+        engine, first, obstacle = self.effort.engine, group[0], why_no_lanes(group[0])
+        if obstacle and engine == "auto":
             self.say(f"{first.task}: runs one by one, since {obstacle}")
-        single = self.engine == "auto" and len(group) == 1
-        if self.engine == "lightning" or obstacle or single or self.stop.signal is not None:
+        single = engine == "auto" and len(group) == 1
+        if engine == "lightning" or obstacle or single or self.stop.signal is not None:
             return ONE_BY_ONE
-        if self.width is not None:
-            return Choice(lanes=True, width=self.width)
+        if self.effort.width is not None:
+            return Choice(lanes=True, width=self.effort.width)
         try:
             task, plan = build(first)
             # Pure updates cost about the same, except for work on matrices; others step one lane at a time.
@@ -69,48 +67,40 @@ class Choices:
         except UserError:
             raise
         except BROKEN:  # training will fail the same way and record it
-            return Choice(lanes=self.engine == "lanes", width=1)
+            return Choice(lanes=engine == "lanes", width=1)
         return self.measured[alike]
 
     def _measure(self, group: Sequence[RunConfig], name: str, alone: float, ahead: float) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
-        device = group[0].device
-        limit = usable_memory(device) // self.processes
         costs: dict[int, float] = {}
-        lane_bytes = 0.0
-        for width in (w for w in _WIDTHS if w < 4 * len(group) and lane_bytes * w <= limit):
+        for width in (w for w in _WIDTHS if w < 4 * len(group)):
             grid = max(rectangles(group, min(width, len(group))), key=lambda rows: sum(map(len, rows)))
             count = sum(map(len, grid))
             try:
-                with watch_peak(device) as peak:
-                    lanes = make_lanes(grid)
-                    lanes.cuts = lanes.cuts[:1]  # one micro-batch suffices
-                    costs[count] = seconds_of(lanes.step, ahead / count) / count
-                # Two more values per weight, since another optimizer of a sweep may keep more state.
-                lane_bytes = (peak.bytes + 2 * sum(w.nbytes for w in lanes.weights.values())) / lanes.alive.size
+                lanes = make_lanes(grid)
+                lanes.cuts = lanes.cuts[:1]  # one micro-batch suffices
+                costs[count] = seconds_of(lanes.step, ahead / count) / count
                 del lanes
             except UserError:
                 raise
             except BROKEN as error:
                 if ran_out(error):
                     break
-                if self.engine == "lanes":
+                if self.effort.engine == "lanes":
                     raise
                 self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
                 return ONE_BY_ONE
             gc.collect()  # lanes and their optimizers form reference cycles
             if self.stop.signal is not None:
                 return ONE_BY_ONE
-            # Long steps are bound by arithmetic, so more lanes will not make them cheaper.
+            # Long steps are bound by arithmetic, so more lanes will not make them cheaper; this bounds the memory too.
             enough = width > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
         # Of widths with about the same cost, use the smallest: it suffers less from other processes in the caches.
         best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
-        if lane_bytes:
-            width = max(1, min(width, int(limit / lane_bytes)))
-        if self.engine == "lanes" or (width > 1 and best < LANES_GAIN * alone):
+        if self.effort.engine == "lanes" or (width > 1 and best < LANES_GAIN * alone):
             times = f"a step of one takes {1e6 * best:,.0f} us, {1e6 * alone:,.0f} us in a plain loop"
             self.say(f"{name}: {width} lanes at once; {times}")
             return Choice(lanes=True, width=width)

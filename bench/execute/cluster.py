@@ -12,16 +12,16 @@ from importlib.util import find_spec
 from multiprocessing import spawn
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from bench import process
 from bench.config.run_config import RunConfig
-from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
-from bench.execute.blocks import Block, Choice
+from bench.execute.blocks import Block, Choice, Job
 from bench.progress import Advance, SweepProgress, doing, say
+from bench.store.block import Lock
 from bench.store.files import making, remove, replacing
 from bench.store.store import Store
 from bench.store.writer import new_results
@@ -47,14 +47,6 @@ _usual_preparation = spawn.get_preparation_data
 
 class WorkersDied(RunBroke):
     """A block ended its worker process several times."""
-
-
-class Job(NamedTuple):
-    """A block to be trained, its purpose (`RunResult.plan`) and the study that found its hyperparameters."""
-
-    block: Block
-    plan: str
-    tuned_by: TunedBy | None
 
 
 def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[dict[str, str]]:
@@ -95,7 +87,7 @@ class Crew(AbstractContextManager["Crew"]):
 
     def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
         workers = effort.workers or ("auto" if config.device == "cuda" else "1")
-        self.cluster = effort.cluster
+        self.effort, self.cluster = effort, effort.cluster
         self._workers = [] if self.cluster else resources(workers, config, runs)
         self.measured = dict[object, Choice]()  # the best number of lanes
         self._topic = f"bench-{uuid4().hex}"
@@ -207,22 +199,16 @@ class Crew(AbstractContextManager["Crew"]):
             self._progress.say("a worker died; its runs continue in another")
             self._progress.forget_workers()  # the living ones report again
 
-    def choose(
-        self, groups: Sequence[Sequence[RunConfig]], effort: Effort, progress: SweepProgress, stop: StopRequest
-    ) -> list[Choice]:
-        """How groups of runs are executed, the largest first (`Choices`); arbitrary after a stop request."""
+    def choose(self, group: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest) -> Choice:
+        """How a group of runs is executed (`Choices`); pass the largest first."""
         from bench.execute.choice import Choices
         from bench.train.threads import set_threads
 
         if not self.is_here:
             set_threads(self.threads)  # as in the workers
-        # Processes that are not pinned to a GPU share the memory of the machine.
-        sharing = 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
-        choices = Choices(effort.engine, effort.width, progress.say, sharing, stop, self.measured)
-        chosen = [choices.of(group) for group in groups]
-        if not self.is_here:
-            give_back()
-        return chosen
+        choice = Choices(self.effort, progress.say, stop, self.measured).of(group)
+        give_back()
+        return choice
 
     def train(
         self, jobs: Iterator[Job], stop: StopRequest, progress: SweepProgress
@@ -237,10 +223,8 @@ class Crew(AbstractContextManager["Crew"]):
         token = f".{self._topic}" if self.cluster else None
         while True:
             while len(self._running) < self.shares and (job := next(jobs, None)) is not None:
-                block, about = job.block, {"plan": job.plan, "tuned_by": job.tuned_by, "topic": self._topic}
-                about |= {"lanes": block.lanes, "width": block.width, "token": token}
-                future = self._client.submit(worker.train, worker.as_job(block.grid, **about), pure=False)
-                self._running[future.key] = block
+                future = self._client.submit(worker.train, worker.Message.of(job, self._topic, token), pure=False)
+                self._running[future.key] = job.block
                 future.add_done_callback(self._ended.put)
             if (end := next(self._ends(lambda: stop.signal is not None), None)) is None:
                 return
@@ -275,7 +259,8 @@ def _trained(block: Block, future: Any) -> bool:
         raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
     store = first.store
     for name, contents in files.items():
-        with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
+        busy = RunBusy(f"{name} is in training by another process")
+        with making(store), Lock(store / name, busy), new_results(store / name) as out:
             for file, content in contents.items():
                 with replacing(out / file) as temporary:
                     temporary.write_bytes(content)

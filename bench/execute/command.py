@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from bench.config.checks import check_engine, check_places
-from bench.config.run_config import RunConfig
+from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import Sources
 from bench.errors import RunFailed
 from bench.execute import CONTINUES, Effort
@@ -46,12 +46,14 @@ def results_of(
     if left:
         check_places(list(left.values()))
         with doing("importing torch"):
+            from bench.execute.cluster import Crew
             from bench.execute.execute import execute
             from bench.train.stop import deadline
 
         # Pass all runs, also the stored ones: the blocks depend on all.
-        with redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
-            done = execute(configs, progress, effort, plan=plan, sources=sources)
+        crew = Crew(effort, on_device(configs[0]), len(configs))
+        with crew, redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:
+            done = execute(configs, progress, crew, plan=plan, sources=sources)
         if not done:
             stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
             over = budget is not None and spent() and f"the budget of {budget.text} is spent; {stored}"

@@ -1,22 +1,19 @@
 """`execute`: from requested runs to stored ones."""
 
-import gc
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass, field
 from math import inf
 
 from bench.config.checks import check_engine
-from bench.config.run_config import RunConfig, on_device
+from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
-from bench.errors import RunBroke, RunBusy, RunFailed, first_line
-from bench.execute import Effort
-from bench.execute.blocks import Block, block_key, check_all, cut, rectangles, stored_choice
-from bench.execute.cluster import Crew, Job, WorkersDied
+from bench.errors import RunBroke, RunBusy, RunFailed
+from bench.execute.blocks import Block, Choice, Job, block_key, check_all, cut, rectangles, stored_choice
+from bench.execute.cluster import Crew, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.store import Store
-from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
 
 MAX_BROKEN = 3
@@ -28,11 +25,10 @@ BUSY_SECONDS = 0.5
 def execute(
     configs: Sequence[RunConfig],
     progress: SweepProgress,
-    effort: Effort | None = None,
+    crew: Crew,
     *,
     plan: str | Mapping[str, str] = "runs",
     sources: Sources | None = None,
-    crew: Crew | None = None,
 ) -> bool:
     """Train missing runs, which have one store and one device; False if a signal asked to stop.
 
@@ -40,20 +36,19 @@ def execute(
     continues from its checkpoint. A second process with the same runs shares the work.
 
     `plan` is the purpose of all runs, or of each one by id (`RunResult.plan`), `sources` are the studies that found
-    their hyperparameters (`RunResult.tuned_by`), `crew` are processes that stay for further runs.
+    their hyperparameters (`RunResult.tuned_by`).
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or there are too few devices.
         RunBroke: runs failed.
         RunFailed: the first runs failed, the disk is full or gone, or a single lane needs more memory than available.
     """
-    effort, stop = effort or Effort(), StopRequest()
-    crew_here = nullcontext(crew) if crew is not None else Crew(effort, on_device(configs[0]), len(configs))
-    with stop.listening(), crew_here as workers:
-        work = _Work(configs, progress, effort, workers, stop)
-        plans = dict.fromkeys(work.left, plan) if isinstance(plan, str) else plan
-        done = work.train_all(plans, sources or {})
-        if stop.at_once and not workers.is_here:  # Lightning may have swallowed the interrupt
+    stop, runs = StopRequest(), {config.run_id: config for config in configs}
+    plans = dict.fromkeys(runs, plan) if isinstance(plan, str) else plan
+    work = _Work(Store(configs[0].store), runs, plans, sources or {}, progress, crew, stop)
+    with stop.listening():
+        done = work.train_all()
+        if stop.at_once and not crew.is_here:  # Lightning may have swallowed the interrupt
             raise KeyboardInterrupt
     if done and (broken := work.broken):
         cause, *others = dict.fromkeys(broken.values())
@@ -64,21 +59,25 @@ def execute(
     return done
 
 
+@dataclass
 class _Work:
     """The missing runs of a request; one that fails does not stop the others."""
 
-    def __init__(
-        self, configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, crew: Crew, stop: StopRequest
-    ) -> None:
-        self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
-        self.store = Store(configs[0].store)
-        self.left = {config.run_id: config for config in configs}  # that have neither finished nor failed
-        self.broken = dict[str, RunBroke]()  # why runs failed
-        self._count = len(self.left)
-        self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
-        self._widest = inf  # lanes that fit into memory
+    store: Store
+    left: dict[str, RunConfig]  # that have neither finished nor failed
+    plans: Mapping[str, str]
+    sources: Sources
+    progress: SweepProgress
+    crew: Crew
+    stop: StopRequest
+    broken: dict[str, RunBroke] = field(default_factory=dict)  # why runs failed
+    apart: set[str] = field(default_factory=set)  # runs of a broken block: one lane may have broken the others
+    widest: float = inf  # lanes that fit into memory
 
-    def train_all(self, plans: Mapping[str, str], sources: Sources) -> bool:
+    def __post_init__(self) -> None:
+        self._count = len(self.left)
+
+    def train_all(self) -> bool:
         """Train all runs; False if a signal asked to stop."""
         blocks = self._cut()
         with self.progress.showing(len(self.left), self.crew.shares), self.crew.serving(self.progress, self.store):
@@ -89,13 +88,13 @@ class _Work:
                 if not todo:
                     self.progress.waiting(len(self.left))
                     time.sleep(BUSY_SECONDS)
-                elif not self._train(todo, plans, sources):
+                elif not self._train(todo):
                     return False
         return False
 
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
-        runs, effort, crew = dict(self.left), self.effort, self.crew
+        runs, effort, crew = dict(self.left), self.crew.effort, self.crew
         blocks = self.store.find_all(runs)
         stored = {run_id: block.runs[run_id] for run_id, block in blocks.items()}
         self._forget([run_id for run_id, block in blocks.items() if block.done])
@@ -109,14 +108,13 @@ class _Work:
             alike.setdefault(block_key(config), []).append(config)
         groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
         check_engine(effort.engine, (group[0] for group in groups))
-        chosen = [None] * len(groups)
-        if effort.width is None and effort.engine != "lightning":
-            chosen = [stored_choice(group, stored, lanes=effort.engine == "lanes") for group in groups]
-        unknown = [group for group, choice in zip(groups, chosen, strict=True) if choice is None]
-        measured = iter(crew.choose(unknown, effort, self.progress, self.stop) if unknown else [])
+        is_free = effort.width is None and effort.engine != "lightning"
+        choices = list[tuple[list[RunConfig], Choice]]()
+        for group in groups:
+            known = stored_choice(group, stored) if is_free else None
+            choices.append((group, known or crew.choose(group, self.progress, self.stop)))
         if self.stop.signal is not None:
             return []
-        choices = [(group, choice or next(measured)) for group, choice in zip(groups, chosen, strict=True)]
         return cut(runs, choices, 1 if effort.width else crew.shares, record=effort.width is None)
 
     def _todo(self, blocks: Sequence[Block]) -> deque[Block]:
@@ -125,29 +123,28 @@ class _Work:
         todo = deque[Block]()
         for block in blocks:
             configs = [self.left[i] for i in block.runs if i in self.left and i not in busy]
-            together = [config for config in configs if block.lanes and config.run_id not in self._apart]
-            most = int(min(self._widest, len(together)))
+            together = [config for config in configs if block.lanes and config.run_id not in self.apart]
+            most = int(min(self.widest, len(together)))
             width = most if len(together) > most else block.width
             todo += [Block(grid, lanes=True, width=width) for grid in (rectangles(together, most) if together else ())]
             todo += [self._single(config, block) for config in configs if config not in together]
         return todo
 
     def _single(self, config: RunConfig, block: Block) -> Block:
-        return Block([[config]], lanes=block.lanes and self.effort.engine == "lanes")
+        return Block([[config]], lanes=block.lanes and self.crew.effort.engine == "lanes")
 
-    def _train(self, todo: deque[Block], plans: Mapping[str, str], sources: Sources) -> bool:
+    def _train(self, todo: deque[Block]) -> bool:
         """Train blocks, in this process or by workers; False if a signal asked to stop."""
 
         def jobs() -> Iterator[Job]:
             while todo and self.stop.signal is None:
                 block = todo.popleft()
                 if not self._busy(block.runs):  # else they are looked at again later
-                    run_id, config = next(iter(block.runs.items()))
-                    yield Job(block, plans[run_id], sources.get((config.task, config.opt)))
+                    first = block.first
+                    yield Job(block, self.plans[first.run_id], self.sources.get((first.task, first.opt)))
 
         done = True
         for block, train in self.crew.train(jobs(), self.stop, self.progress):
-            count, short = len(block.runs), False
             try:
                 if train():
                     self._forget(block.runs)
@@ -157,19 +154,13 @@ class _Work:
                 time.sleep(0.1)  # its process is about to begin or to end
             except RunBroke as error:
                 self._broke(error, block, todo)
-            except (MemoryError, RuntimeError) as error:
-                if not ran_out(error) or not block.lanes:
-                    raise
-                if count == 1:
-                    why = f"run {block.first.run_id} alone needs more memory than available: {first_line(error)}"
+            except MemoryError as error:
+                if (count := len(block.runs)) == 1:
+                    why = f"run {block.first.run_id} alone needs more memory than available: {error}"
                     raise RunFailed(why) from None
-                short = True
-            if short:  # here, where no traceback keeps the memory
-                gc.collect()
-                give_back()
-                self._widest = min(self._widest, count // 2)
+                self.widest = min(self.widest, count // 2)
                 what = f"{count} lanes at once need more memory than available"
-                self.progress.say(f"{what}; continuing with {self._widest}")
+                self.progress.say(f"{what}; continuing with {self.widest}")
                 todo.clear()  # the next look at the store divides them
         return done and self.stop.signal is None
 
@@ -190,7 +181,7 @@ class _Work:
         """Keep the error for the end, or train the lanes of a block one by one."""
         if len(block.runs) > 1 and not isinstance(error, WorkersDied):
             self.progress.say(f"{error}; continuing with one run at a time")
-            self._apart.update(block.runs)
+            self.apart.update(block.runs)
             todo.extendleft(self._single(config, block) for config in reversed(block.runs.values()))
             return
         self._forget(block.runs)

@@ -1,5 +1,6 @@
 """Training a block in this process, which is the command's or a worker."""
 
+import gc
 import json
 import os
 import signal
@@ -12,14 +13,14 @@ from typing import Any
 
 from bench.config.run_config import RunConfig, settings_of
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke, RunBusy
+from bench.errors import RunBroke, RunBusy, first_line
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
 from bench.process import as_options, bench_command
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.train.memory import keep_freed_memory
+from bench.train.memory import give_back, keep_freed_memory, ran_out
 from bench.train.runner import run
 from bench.train.stop import StopRequest
 
@@ -27,13 +28,20 @@ from bench.train.stop import StopRequest
 def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, tuned_by: TunedBy | None) -> bool:
     """Train a block for a purpose (`RunResult.plan`); False if a signal asked to stop.
 
-    RunBusy if another process trains some of the runs, RunBroke if it failed; other errors end the command, but for
-    lack of memory (`bench.train.memory.ran_out`).
+    RunBusy if another process trains some of the runs, RunBroke if it failed, MemoryError if lanes need more memory
+    than available; other errors end the command.
     """
     keep_freed_memory()
     if block.lanes:
-        results = train_block(block.grid, stop, progress, plan=plan, tuned_by=tuned_by, width=block.width)
-        return results is not None
+        try:
+            return train_block(block.grid, stop, progress, plan=plan, tuned_by=tuned_by, width=block.width) is not None
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            short = first_line(error)
+        gc.collect()  # here, where no traceback keeps the memory
+        give_back()
+        raise MemoryError(short)
     config, shown = block.first, RunInPlan(progress)
     try:
         if config.trainer.ranks > 1:

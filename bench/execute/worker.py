@@ -3,15 +3,13 @@
 Importing this module does not import torch, so that a worker can report that import.
 """
 
-import gc
-import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
@@ -19,15 +17,12 @@ from typing import Any
 
 from bench import process
 from bench.config.plugins import adopt, packed
-from bench.config.run_config import RunConfig, on_device, resolve, settings_of
-from bench.config.settings import as_stored
-from bench.config.tuned import TunedBy
+from bench.config.run_config import on_device
 from bench.config.values import place
-from bench.errors import RunBroke, UserError, first_line
-from bench.execute.blocks import Block
+from bench.errors import UserError
+from bench.execute.blocks import Block, Job
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
-from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
 
 REPORT_SECONDS = 0.5
@@ -53,74 +48,60 @@ def ask_to_stop(topic: str) -> None:
         stop.heard(signal.SIGTERM)
 
 
-def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
-    """Rows of runs of one command, and other values, as JSON for `train`."""
-    first = configs[0][0]
-    rows = [[{"id": config.run_id, "settings": settings_of(as_stored(config))} for config in row] for row in configs]
-    places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
-    common = {"rows": rows, "places": places, "folder": str(Path.cwd()), "mode": first.task_spec.mode}
-    return json.dumps({**common, "session": packed(), **more})
+@dataclass(frozen=True)
+class Message:
+    """What a worker needs to train a block."""
+
+    job: Job
+    run_ids: Sequence[str]
+    topic: str  # of the command's events
+    token: str | None  # a file in the command's store; None if the worker is on the same machine
+    folder: Path  # names of plug-ins may be relative to it
+    session: str  # `bench.config.plugins.packed`
+
+    @classmethod
+    def of(cls, job: Job, topic: str, token: str | None) -> "Message":
+        """The message of a command about a job."""
+        return cls(job, [*job.block.runs], topic, token, Path.cwd(), packed())
+
+    def block(self, **places: Path) -> Block:
+        """The block with the worker's places; UserError if its code of a task or an optimizer is not the command's."""
+        grid = [[on_device(run.model_copy(update=places)) for run in row] for row in self.job.block.grid]
+        block = replace(self.job.block, grid=grid)
+        if [*block.runs] != self.run_ids:
+            raise UserError(f"a worker has other code of {block.first.task} or {block.first.opt}; repeat the command")
+        return block
 
 
-def configs_of(job: Mapping[str, Any]) -> list[list[RunConfig]]:
-    """The rows of runs in a job; UserError if the code of a task or an optimizer differs from the command's."""
-    adopt(job["session"])
-    with suppress(OSError):  # names of plug-ins may be relative
-        os.chdir(job["folder"])
-    rows = [[on_device(resolve(run["settings"] | job["places"], recorded=True)) for run in row] for row in job["rows"]]
-    for config, run in zip(chain(*rows), chain(*job["rows"]), strict=True):
-        if config.run_id != run["id"]:
-            raise UserError(f"a worker has other code of {config.task} or {config.opt}; repeat the command")
-    return rows
-
-
-def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
-    """Train a block of runs: a task of Dask, with the text of `as_job`. Memory that is short is a MemoryError.
+def train(message: Message) -> tuple[bool, dict[str, dict[str, bytes]]]:
+    """Train a block of runs: a task of Dask; errors as for `bench.execute.here.train`.
 
     Returns whether it has ended, or else was asked to stop; and, if this machine does not have the command's store,
     the files of finished blocks, by block and name.
     """
-    job = json.loads(text)
-    short = ""
+    job, topic, first, stop = message.job, message.topic, message.job.block.first, StopRequest()
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
+        adopt(message.session)
+        with suppress(OSError):
+            os.chdir(message.folder)
+        shared = message.token is None or (first.store / message.token).exists()
+        progress, files = WorkerProgress(topic, first.task_spec.mode), dict[str, dict[str, bytes]]()
+        _stops[topic] = stop
         try:
-            return _train(job)
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out(error):
-                raise
-            short = first_line(error)
-        gc.collect()  # outside, where no traceback keeps the memory
-        give_back()
-        raise MemoryError(short)
-
-
-def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
-    places, topic, files = job["places"], job["topic"], dict[str, dict[str, bytes]]()
-    shared = job["token"] is None or Path(places["store"], job["token"]).exists()
-    progress, stop = WorkerProgress(topic, job["mode"]), StopRequest()
-    _stops[topic] = stop
-    try:
-        with (
-            hearing(lambda what: progress.tell(doing=what)),
-            nullcontext() if shared else TemporaryDirectory() as folder,
-        ):
-            with doing("importing torch"):
-                from bench.execute import here
-            places["store"] = folder or places["store"]
-            if not Path(places["data"]).exists():
-                places["data"] = str(place("data"))
-            block = Block(configs_of(job), job["lanes"], job["width"])
-            ended = here.train(block, stop, progress, job["plan"], job["tuned_by"] and TunedBy(*job["tuned_by"]))
-            for path in Path(folder).glob(f"*/{DONE}/*") if folder is not None and ended else ():
-                files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
-            return ended, files
-    except RunBroke as error:
-        if shared:
-            raise
-        raise RunBroke(str(error).partition("; the traceback is in")[0]) from None  # it went with the folder
-    finally:
-        del _stops[topic]
+            with (
+                hearing(lambda what: progress.tell(doing=what)),
+                nullcontext(first.store) if shared else TemporaryDirectory() as store,
+            ):
+                with doing("importing torch"):
+                    from bench.execute import here
+                block = message.block(store=Path(store), data=first.data if first.data.exists() else place("data"))
+                ended = here.train(block, stop, progress, job.plan, job.tuned_by)
+                for path in Path(store).glob(f"*/{DONE}/*") if ended and not shared else ():
+                    files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
+                return ended, files
+        finally:
+            del _stops[topic]
 
 
 class WorkerProgress(SweepProgress):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.config.run_config import RunConfig
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke, RunBusy, UserError, first_line
+from bench.errors import RunBroke, RunBusy, UserError, described
 from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
 from bench.progress import SweepProgress
@@ -75,7 +75,7 @@ def train_block(
     Raises:
         RunBusy: another process is training this block, or just finished it.
         UserError: the configuration cannot be trained, or the store cannot be written.
-        RunBroke: the training failed; the block has the traceback.
+        RunBroke: the training failed.
         RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.train.memory.ran_out`).
     """
@@ -98,7 +98,7 @@ def train_block(
             if width is not None:
                 result.environment["width"] = width
         checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True)
-        saved = usable_steps(checkpoint, len(results), put_aside=True)
+        saved = usable_steps(checkpoint, put_aside=True)
         before = store.find_all(result.run_id for result in results) if saved else {}
         for result in results:
             if (block := before.get(result.run_id)) is not None:
@@ -130,12 +130,11 @@ def train_block(
             writer.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
         if isinstance(error, UserError) or ran_out(error):
             raise
-        where = ""
+        why = described(error)
         if writer is not None:
-            failed = [replace(result, status="failed", reason=first_line(error)) for result in writer.runs]
-            where = writer.leave(failed, error)
-            where += f"; delete {writer.folder} to begin anew" * bool(saved)
-        raise RunBroke(f"{counted(len(configs), f'{first.opt} lane')} failed: {first_line(error)}{where}") from error
+            writer.leave([replace(result, status="failed", reason=why) for result in writer.runs])
+            why += f"; delete {writer.folder} to begin anew" * bool(saved)
+        raise RunBroke(f"{counted(len(configs), f'{first.opt} lane')} failed: {why}") from error
     finally:
         if writer is not None:
             writer.drop()

@@ -139,6 +139,6 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
 
 def stores_in_words(stores: Stores) -> str:
     """Stores for a shared page: the names of their folders, without paths of this machine."""
-    names = [f"“{cell(store.folder.name)}”" for store in stores.own]
+    names = [f"“{cell(folder.name)}”" for folder in stores.folders]
     named = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] * bool(names)
     return " and ".join(named + ["the reference results"] * (stores.reference is not None))

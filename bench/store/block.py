@@ -1,8 +1,8 @@
 """A block: one or more runs that train together, in one folder of the store.
 
     BLOCK/lock          locked by the process that trains it
-    BLOCK/runs.jsonl    records of its runs until they have finished; traceback.txt
-    BLOCK/part-STEP.npz, last.ckpt    rows between two checkpoints, and the last checkpoint
+    BLOCK/runs.jsonl    records of its runs until they have finished
+    BLOCK/part-STEP.TABLE.parquet, last.ckpt    rows between two checkpoints, and the last checkpoint
     BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
 
 `runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
@@ -16,7 +16,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,13 +24,10 @@ from pathlib import Path
 from bench.errors import RunBusy, UserError
 from bench.store.files import Damaged, is_there, read_bytes
 from bench.store.record import RunResult, parse_record
-from bench.store.reports import CHECKS, STUDIES
-from bench.store.tables import TABLES, Columns, parts_in, read_parquet, read_parts
+from bench.store.tables import TABLES, Columns, parts_in, read_finished, read_parts
 
-SOURCES = "sources"
-"""The folder with the source code of classes passed to the Python API. Readers never import it."""
 PREFIX = "block-"
-RUNS, DONE, LOCK, CHECKPOINT, TRACEBACK = "runs.jsonl", "done", "lock", "last.ckpt", "traceback.txt"
+RUNS, DONE, LOCK, CHECKPOINT = "runs.jsonl", "done", "lock", "last.ckpt"
 TRIES, PAUSE_SECONDS = 20, 0.005
 """Readers that look whether a block is locked hold a shared lock for an instant, so taking it is repeated. Ours."""
 
@@ -44,7 +41,7 @@ def name_of(run_ids: Sequence[str]) -> str:
     return PREFIX + hashlib.sha256("\n".join(run_ids).encode()).hexdigest()[:16]
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """The lock of a block's folder, which is created if needed, until `release`; the kernel drops it with the process.
 
     POSIX drops all locks of a process on a file as soon as the process closes any descriptor of that file, so a file
@@ -67,6 +64,9 @@ class Lock:
                     os.close(self._handle)  # taken, or of a file that was removed meanwhile
             time.sleep(PAUSE_SECONDS)
         raise busy
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     @property
     def is_intact(self) -> bool:
@@ -133,20 +133,28 @@ class Block:
         Of finished blocks, only the columns whose names match the regular expression are read, and `step`.
         """
         if self.done:
-            tables = {name: read_parquet(self.at / f"{name}.parquet", run_id, wanted) for name in TABLES}
-            steps, rows = self.runs[run_id].steps, len(tables["curve"].get("step", ()))
+            paths = [path for name in TABLES if is_there(path := self.at / f"{name}.parquet")]
+            tables = {path.stem: read_finished(path, wanted, *_version(path)).get(run_id, {}) for path in paths}
+            steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
             if rows != steps and not self.runs[run_id].thinned:
                 raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {steps} steps")
             return {name: columns for name, columns in tables.items() if columns}
+        parts, damage = dict[str, dict[str, Columns]](), None
         try:
-            rows_of, error = read_parts(self.folder, len(self.runs)), None
-        except (Damaged, FileNotFoundError) as damage:  # or a part has just been removed
-            rows_of, error = {}, damage
+            parts = read_parts(self.folder, wanted=wanted)
+        except (Damaged, FileNotFoundError) as error:  # or a part has just been removed
+            damage = error
         if is_there(self.folder / DONE / RUNS) and (block := read_block(self.folder)):
             return block.tables(run_id, wanted)
-        if isinstance(error, Damaged):
-            raise error
-        return {name: rows.of(list(self.runs).index(run_id)) for name, rows in rows_of.items()}
+        if isinstance(damage, Damaged):
+            raise damage
+        return {name: runs[run_id] for name, runs in parts.items() if run_id in runs}
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Tells whether a file has been replaced."""
+    state = path.stat()
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def read_block(folder: Path) -> Block | None:
@@ -156,9 +164,7 @@ def read_block(folder: Path) -> Block | None:
         busy = not is_there(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
         with suppress(FileNotFoundError):
             if is_there(done / RUNS):
-                state = (done / RUNS).stat()
-                version = state.st_ino, state.st_size, state.st_mtime_ns
-                return Block(folder, _finished_records(done / RUNS, folder.name, *version), done=True)
+                return Block(folder, _finished_records(done / RUNS, folder.name, *_version(done / RUNS)), done=True)
             if not os.path.lexists(done):
                 return Block(folder, _unfinished(folder, busy=busy), busy=busy)
     if os.path.lexists(done):
@@ -179,12 +185,8 @@ def _unfinished(folder: Path, *, busy: bool) -> dict[str, RunResult]:
 def _records(path: Path, name: str, *version: int) -> dict[str, RunResult]:
     """The records of the block of this name, by id; FileNotFoundError if there are none."""
     runs = {run.run_id: run for run in (parse_record(line, path) for line in read_bytes(path).splitlines())}
-    if not runs:
-        raise Damaged(path, "it is empty")
-    if name_of(list(runs)) != name:
-        raise Damaged(path, f"its records do not belong to {name}")
-    if wrong := [run for run in runs.values() if run.finished != (path.parent.name == DONE)]:
-        raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
+    if name_of(list(runs)) != name or any(run.finished != (path.parent.name == DONE) for run in runs.values()):
+        raise Damaged(path, f"it has not the records of {name}, or they have an impossible status")
     return runs
 
 
@@ -203,7 +205,7 @@ def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | 
         return
     for name in names:
         of_others = run_ids is not None and name not in run_ids and not name.startswith(PREFIX)
-        if of_others or name[0] == "." or name in (STUDIES, CHECKS, SOURCES):
+        if of_others or name[0] == ".":
             continue
         try:
             if (block := read_block(store / name)) is not None:

@@ -14,10 +14,11 @@ from uuid import uuid4
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError
-from bench.text import clean, located, plain, why_wrong
+from bench.text import clean, plain, why_wrong
 
 T = TypeVar("T")
 _adapter = cache(TypeAdapter)  # building one takes longer than reading a record
+is_there = os.path.isfile  # before Python 3.14, `Path.is_file` raises an error where a folder cannot be read
 
 
 class Damaged(Exception):
@@ -87,13 +88,6 @@ def making(store: Path) -> Any:
     return disk_errors(store, "choose another with --store DIR")
 
 
-def is_there(path: Path) -> bool:
-    """Whether it is a file."""
-    with suppress(OSError):
-        return path.is_file()
-    return False
-
-
 def read_bytes(path: Path) -> bytes:
     """The content of a file; FileNotFoundError if there is none, `Damaged` if it cannot be read."""
     try:
@@ -110,5 +104,5 @@ def parse(text: bytes, kind: type[T], path: Path) -> T:
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, located(first, json.loads(text)) if first["loc"] else []))[:100]
-        raise Damaged(path, f"{where + ': ' if where else ''}{why_wrong(first['msg'])[:200]}") from None
+        where = "".join(f"{field}: "[:100] for field in first["loc"][:1])
+        raise Damaged(path, where + why_wrong(first["msg"])[:200]) from None

@@ -4,21 +4,18 @@ Only records and tables that can be read are copied. Each block appears by one r
 may be killed at any time; the same command continues. Nothing is written if nothing is new.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import RunBusy
 from bench.progress import doing
-from bench.store.block import Block, blocks_in, name_of
+from bench.store.block import Block, Lock, name_of
 from bench.store.files import Damaged, disk_errors, write_json
-from bench.store.record import RunResult
-from bench.store.reports import KINDS, Record, StudyRecord, read_report, reports_in
+from bench.store.reports import KINDS, reports_in
 from bench.store.store import Store
-from bench.store.stores import no_store
+from bench.store.stores import Stores
 from bench.store.writer import new_results, write_block
 
 
@@ -37,66 +34,46 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], into: Path) -> Merged:
-    """Copy the content of stores, which are only read, into another one, whose finished runs stay.
+    """Copy the content of stores, which are only read, into another one, whose finished runs and records stay.
 
     It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
     """
-    for source in sources:
-        if not source.is_dir():
-            raise no_store(source, "name an existing one")
-    present, merged = {run.run_id: run for run in Store(into).runs() if run.finished}, Merged()
+    stores, merged, new = Stores(sources), Merged(), dict[Path, list[str]]()
+    present = {run.run_id: run for run in Store(into).runs() if run.finished}
+    reports = {report.path(into): report for report in reports_in(into) if not isinstance(report, Damaged)}
     with disk_errors(into, "name another DEST"), doing("merging"):
-        for source in dict.fromkeys(source.resolve() for source in sources):
-            blocks = list(blocks_in(source))
-            if not any(isinstance(block, Block) for block in blocks):
-                merged.notes.append(f"{source} has no runs")
-            for part in [*blocks, *reports_in(source)]:
-                try:
-                    if isinstance(part, Damaged):
-                        raise part
-                    if isinstance(part, Block):
-                        _merge_block(part, into, present, merged)
-                    else:
-                        _merge_report(part, into, merged)
-                except Damaged as error:
-                    merged.damaged.append(error)
+        merged.damaged, merged.differing = list(stores.damaged), list(stores.conflicts)
+        for run_id, block in stores.blocks.items():
+            if not block.done:
+                merged.notes.append(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
+                merged.skipped += 1
+            elif run_id in present:
+                merged.there += 1
+                merged.differing += [run_id] * (block.runs[run_id].outcome != present[run_id].outcome)
+            else:
+                new.setdefault(block.folder, []).append(run_id)
+        for run_ids in new.values():
+            _copy(stores.blocks[run_ids[0]], {*run_ids}, into, merged)
+        for report in (*stores.studies, *stores.checks):
+            if (path := report.path(into)) not in reports:
+                write_json(path, vars(report), indent=1)
+                merged.records[report.folder] += 1
+            elif reports[path] != report:
+                merged.notes.append(f"{path} differs from the one to copy; it is kept")
     return merged
 
 
-def _merge_block(block: Block, into: Path, present: dict[str, RunResult], merged: Merged) -> None:
-    """Copy the runs of a finished block that the destination lacks; `present` has its finished runs by id."""
-    new = [run_id for run_id in block.runs if run_id not in present]
-    kept = block.runs.keys() - {*new}
+def _copy(block: Block, run_ids: Set[str], into: Path, merged: Merged) -> None:
+    """Copy runs of a finished block, in the order of its lanes."""
+    target = into / name_of([run_id for run_id in block.runs if run_id in run_ids])
     try:
-        if not block.done:
-            raise RunBusy(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
-        merged.differing += sorted(run_id for run_id in kept if block.runs[run_id].outcome != present[run_id].outcome)
-        merged.there += len(kept)
-        if not new:
-            return
-        target, content = into / name_of(new), [(block.runs[run_id], block.tables(run_id)) for run_id in new]
-        with new_results(target, RunBusy(f"{target} is in training")) as out:
-            if Store(into).finished_all(new):
-                return  # another process has just copied some; the same command copies the rest
-            write_block(out, content)
-        merged.copied += len(new)
-        present |= {run_id: block.runs[run_id] for run_id in new}
+        content = [(run, block.tables(run_id)) for run_id, run in block.runs.items() if run_id in run_ids]
+        with Lock(target, RunBusy(f"{target} is in training")), new_results(target) as out:
+            if not Store(into).finished_all(run_ids):  # else another process has just copied some
+                write_block(out, content)
+                merged.copied += len(run_ids)
+    except Damaged as error:
+        merged.damaged.append(error)
     except RunBusy as error:
         merged.notes.append(str(error))
-        merged.skipped += len(new if block.done else block.runs)
-
-
-def _merge_report(record: Record, into: Path, merged: Merged) -> None:
-    """Copy a record that the destination lacks, or has with fewer trials; another study of its name stays beside it."""
-    path = record.path(into)
-    with suppress(FileNotFoundError, Damaged):
-        stored = read_report(path, type(record))
-        if not isinstance(record, StudyRecord) or not isinstance(stored, StudyRecord):
-            return
-        if stored.subject != record.subject:
-            path = path.with_stem(f"{path.stem}-{hashlib.sha256(record.subject.encode()).hexdigest()[:8]}")
-            stored = read_report(path, StudyRecord)
-        if record.weight <= stored.weight:
-            return
-    write_json(path, vars(record), indent=1)
-    merged.records[record.folder] += 1
+        merged.skipped += len(run_ids)

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, with_config
+from pydantic import ConfigDict, Field, GetPydanticSchema, StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from bench.config.run_config import id_of
@@ -31,13 +31,6 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Number = int | float
 Json = dict[str, Any]
-if TYPE_CHECKING:  # validation uses narrower types than readers need
-    Facts = Row = dict[str, Any]
-    Metrics = dict[str, dict[str, Any]]
-else:
-    Facts = dict[str, str | Number | None]
-    Row = dict[str, Number]
-    Metrics = dict[str, dict[str, float | dict[str, float]]]
 Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 """A moment in UTC, to the second."""
 
@@ -48,7 +41,7 @@ def now() -> str:
 
 
 @with_config(ConfigDict(extra="forbid"))
-class StoredConfig(TypedDict):
+class _Config(TypedDict):
     """A resolved configuration without machine-specific paths (`bench.config.run_config.RunConfig`)."""
 
     task: Name
@@ -62,10 +55,15 @@ class StoredConfig(TypedDict):
     device: Name
 
 
-if TYPE_CHECKING:  # validation uses narrower types than readers need
-    Config = dict[str, Any]
-else:
-    Config = StoredConfig
+def _checked(kind: Any) -> GetPydanticSchema:
+    """Validation by a narrower type than readers need."""
+    return GetPydanticSchema(lambda _, handler: handler(kind))
+
+
+Config = Annotated[Json, _checked(_Config)]
+Facts = Annotated[Json, _checked(dict[str, str | Number | None])]
+Row = Annotated[Json, _checked(dict[str, Number])]
+Metrics = Annotated[dict[str, Json], _checked(dict[str, dict[str, float | dict[str, float]]])]
 
 
 @dataclass

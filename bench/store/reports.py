@@ -17,8 +17,6 @@ from bench.text import is_number
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 
-STUDIES, CHECKS = "studies", "checks"
-"""The folders of a store with these records."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Scalar = bool | Number | str | None
@@ -40,7 +38,7 @@ class StudyRecord:
     """The record of a study in a store, for boards."""
 
     __pydantic_config__ = _STRICT
-    folder: ClassVar[str] = STUDIES
+    folder: ClassVar[str] = "studies"
 
     name: RunId
     task: Name
@@ -58,16 +56,6 @@ class StudyRecord:
     prune: Literal[False] = False  # shipped records have it
 
     @property
-    def subject(self) -> str:
-        """Identifies what was searched: two machines may use one name for different studies."""
-        return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
-
-    @property
-    def weight(self) -> tuple[int, str]:
-        """Of two records of one study, the one with the larger weight is used: the one with more trials."""
-        return len(self.trials), json.dumps(vars(self), sort_keys=True)
-
-    @property
     def run_ids(self) -> set[str]:
         """The runs of all trials."""
         return {run for trial in self.trials for run in trial["runs"]}
@@ -75,21 +63,12 @@ class StudyRecord:
     @property
     def edges(self) -> list[str]:
         """Searched settings whose winning value is at an edge (`edges_of`)."""
-        return edges_of(self.axes, [trial["point"] for trial in self.trials], self.winning_point or {})
+        return edges_of(self.axes, [trial["point"] for trial in self.trials], self.best["point"] if self.best else {})
 
     @property
-    def _best(self) -> StudyTrial | None:
+    def best(self) -> StudyTrial | None:
+        """The winning trial; its score on the tuning seeds is optimistic."""
         return next((trial for trial in self.trials if self.winner in trial["runs"]), None)
-
-    @property
-    def winning_point(self) -> dict[str, Any] | None:
-        """The winning values of the searched settings; None without a winner."""
-        return self._best["point"] if self._best else None
-
-    @property
-    def score(self) -> float | None:
-        """The winner's score on the tuning seeds, which is optimistic."""
-        return self._best["score"] if self._best else None
 
     def write(self, store: Path) -> None:
         """Write it into a store; RunFailed if the disk is full or unavailable."""
@@ -98,7 +77,7 @@ class StudyRecord:
 
     def path(self, store: Path) -> Path:
         """Its place in a store."""
-        return study_path(store, self.name)
+        return store / self.folder / f"{self.name}.json"
 
 
 def edges_of(axes: Iterable[str], points: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[str]:
@@ -111,17 +90,12 @@ def edges_of(axes: Iterable[str], points: Sequence[Mapping[str, Any]], best: Map
     return edges
 
 
-def study_path(store: Path, name: str) -> Path:
-    """The place of a study's record."""
-    return store / STUDIES / f"{name}.json"
-
-
 @dataclass(frozen=True)
 class CheckRecord:
     """The record of `bench check` in a store: `bench.check.run.report_on`."""
 
     __pydantic_config__ = _STRICT
-    folder: ClassVar[str] = CHECKS
+    folder: ClassVar[str] = "checks"
 
     name: Name  # of the optimizer, as requested
     ok: bool  # whether no failure changes results or blocks a set-up
@@ -154,7 +128,7 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None, 
     """The path of the report on a version of an optimizer, alone or with one for the rest."""
     about = [bare(opt), version, package, *([] if rest is None else [rest])]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
-    return store / CHECKS / f"{slug(opt)}-{digest}.json"
+    return store / CheckRecord.folder / f"{slug(opt)}-{digest}.json"
 
 
 Record = StudyRecord | CheckRecord

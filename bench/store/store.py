@@ -5,9 +5,9 @@ A store is data: readers write nothing, lock nothing, and import no code that it
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 from bench.errors import UserError
 from bench.store.block import CHECKPOINT, Block, blocks_in, name_of, read_block
@@ -17,38 +17,44 @@ from bench.store.tables import Columns
 from bench.store.writer import BlockWriter
 
 
-@dataclass
-class Contents:
-    """The content of a store: by run id, the blocks that contain the run, the best first; and unreadable parts."""
+class Contents(NamedTuple):
+    """The content of stores: by run id, the blocks that contain the run, the best first; and unreadable parts."""
 
-    blocks: dict[str, list[Block]] = field(default_factory=dict)
-    damaged: list[Damaged] = field(default_factory=list)
+    blocks: dict[str, list[Block]]
+    damaged: list[Damaged]
+
+
+def read(folders: Iterable[Path], run_ids: Iterable[str] | None = None) -> Contents:
+    """The content of stores, or the part of it with these runs, read once.
+
+    A finished block is better than one in training, which is better than others; then one of the run alone.
+    """
+    chosen, contents = None if run_ids is None else {*run_ids}, Contents({}, [])
+    for block in (block for folder in folders for block in blocks_in(folder, chosen)):
+        if isinstance(block, Damaged):
+            contents.damaged.append(block)
+        else:
+            for run_id in block.runs if chosen is None else block.runs.keys() & chosen:
+                contents.blocks.setdefault(run_id, []).append(block)
+    for run_id, blocks in contents.blocks.items():
+        blocks.sort(key=lambda block: (not block.done, not block.busy, block.folder.name != run_id))
+    return contents
 
 
 class Store:
-    """A folder of blocks of runs, created when the first run begins; the first block in `order` counts for a run."""
+    """A folder of blocks of runs, created when the first run begins; its current content is read by each call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def contents(self, run_ids: Iterable[str] | None = None) -> Contents:
-        """The content of the store, or the part of it with these runs, read once."""
-        chosen, contents = None if run_ids is None else {*run_ids}, Contents()
-        for block in blocks_in(self.folder, chosen):
-            if isinstance(block, Damaged):
-                contents.damaged.append(block)
-                continue
-            for run_id in block.runs if chosen is None else block.runs.keys() & chosen:
-                contents.blocks.setdefault(run_id, []).append(block)
-        for run_id, copies in contents.blocks.items():
-            copies.sort(key=lambda block: order(block, run_id))
-        contents.blocks = dict(sorted(contents.blocks.items()))
-        return contents
-
     def runs(self) -> Iterator[RunResult]:
         """All readable runs, by name."""
-        for run_id, blocks in self.contents().blocks.items():
-            yield blocks[0].runs[run_id]
+        for run_id, (block, *_) in sorted(self.contents().blocks.items()):
+            yield block.runs[run_id]
+
+    def contents(self, run_ids: Iterable[str] | None = None) -> Contents:
+        """See `read`."""
+        return read([self.folder], run_ids)
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
         """The blocks from which runs are read, by run id, without missing ones."""
@@ -68,10 +74,10 @@ class Store:
         block = self.find_all([run_id]).get(run_id)
         return block.folder if block else self.folder / run_id
 
-    def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
+    def tables(self, run_id: str) -> dict[str, Columns]:
         """The run's tables by name (`Block.tables`); none for a missing run, UserError if one is damaged."""
         block = self.find_all([run_id]).get(run_id)
-        return tables_of(block, run_id, wanted) if block else {}
+        return tables_of(block, run_id) if block else {}
 
     def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
         """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
@@ -92,14 +98,9 @@ class Store:
 
 
 def tables_of(block: Block, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
-    """See `Store.tables`."""
+    """See `Block.tables`; UserError if one is damaged."""
     try:
         return block.tables(run_id, wanted)
     except Damaged as error:
         advice = "copy the folder again from its source, or delete it and train again"
         raise UserError(f"cannot read the tables of run {run_id}: {error}; {advice}") from None
-
-
-def order(block: Block, run_id: str) -> tuple[bool, ...]:
-    """Sorts the blocks with a run: finished, with the whole curve, in training, with the name of the run."""
-    return not block.done, block.runs[run_id].thinned, not block.busy, block.folder.name != run_id

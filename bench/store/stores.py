@@ -1,6 +1,5 @@
 """Several stores read as one, with their records of studies and checks: the input of boards."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,8 @@ from bench.store.block import Block
 from bench.store.files import Damaged
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, Record, StudyRecord, reports_in
-from bench.store.store import Contents, Store, order, tables_of
+from bench.store.store import Contents, read, tables_of
 from bench.store.tables import Columns
-from bench.text import plain
 from optimizers.plugins import bare
 
 HOW_TO_FILL = (
@@ -23,57 +21,43 @@ HOW_TO_FILL = (
 
 
 class Stores:
-    """Runs and studies of one or more stores; duplicates count once. UserError if a folder does not exist.
+    """Runs and studies of one or more stores, read once. UserError if a folder does not exist.
 
-    Runs that no store has are read from `reference`, a store of reference results, if any. Among several records of a
-    run, `bench.store.store.order` decides, then their text: not the order of the stores.
+    Of several copies of a run, the best is used (`bench.store.store.read`), of equal ones that of the first store.
+    Runs that no store has are read from `reference`, a store of reference results, if any.
     """
 
     def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:
         for folder in folders:
             if not folder.is_dir():
                 raise no_store(folder)
-        self.own = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
-        self.reference = None if reference is None else Store(reference.resolve())
-        self.shown = " and ".join([*map(str, folders), *["the reference results"] * (self.reference is not None)])
+        self.folders = list(dict.fromkeys(folder.resolve() for folder in folders))
+        self.reference = reference
+        self.shown = " and ".join([*map(str, folders), *["the reference results"] * (reference is not None)])
+        self._all = [*self.folders, *([reference.resolve()] if reference else [])]
 
     @cached_property
-    def _contents(self) -> list[Contents]:
-        """Of each store, and of the reference at the end."""
-        return [*(store.contents() for store in self.own), self.reference.contents() if self.reference else Contents()]
-
-    @cached_property
-    def _copies(self) -> dict[str, list[Block]]:
-        """By run id, the blocks that contain a run, without those of the reference."""
-        copies: dict[str, list[Block]] = {}
-        for contents in self._contents[:-1]:
-            for run_id, blocks in contents.blocks.items():
-                copies[run_id] = copies.get(run_id, []) + blocks
-        return copies
+    def _contents(self) -> tuple[Contents, Contents]:
+        return read(self.folders), read(self._all[len(self.folders) :])
 
     @cached_property
     def shipped(self) -> frozenset[str]:
         """The ids of the runs that are read from the reference."""
-        return frozenset(self._contents[-1].blocks.keys() - self._copies.keys())
+        given, reference = self._contents
+        return frozenset(reference.blocks.keys() - given.blocks.keys())
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
-        finished = {run_id: [b.runs[run_id] for b in blocks if b.done] for run_id, blocks in self._copies.items()}
-        return sorted(i for i, runs in finished.items() if any(run.outcome != runs[0].outcome for run in runs))
+        blocks = self._contents[0].blocks.items()
+        finished = {run_id: [block.runs[run_id].outcome for block in copies if block.done] for run_id, copies in blocks}
+        return sorted(run_id for run_id, outcomes in finished.items() if any(one != outcomes[0] for one in outcomes))
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """By run id, the block from which the run is read."""
-        copies = self._copies | {run_id: self._contents[-1].blocks[run_id][:1] for run_id in self.shipped}
-
-        def key(block: Block, run_id: str) -> tuple[object, ...]:
-            return *order(block, run_id), json.dumps(plain(vars(block.runs[run_id])), sort_keys=True)
-
-        return {
-            run_id: min(blocks, key=lambda block: key(block, run_id)) if len(blocks) > 1 else blocks[0]
-            for run_id, blocks in sorted(copies.items())
-        }
+        given, reference = self._contents
+        return {run_id: blocks[0] for run_id, blocks in sorted((reference.blocks | given.blocks).items())}
 
     @cached_property
     def runs(self) -> list[RunResult]:
@@ -93,7 +77,7 @@ class Stores:
                     raise UserError(f"no runs of the {kind} {name!r} in {self.shown}; {hint}")
 
     def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
-        """See `Store.tables`."""
+        """A run's tables by name (`Block.tables`); UserError if one is damaged."""
         return tables_of(self.blocks[run_id], run_id, wanted)
 
     def place(self, run_id: str) -> Path:
@@ -103,8 +87,8 @@ class Stores:
     @cached_property
     def studies(self) -> list[StudyRecord]:
         """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
-        studies = sorted((r for r in self._reports if isinstance(r, StudyRecord)), key=lambda study: study.weight)
-        return sorted({study.subject: study for study in studies}.values(), key=lambda study: study.subject)
+        records = sorted((r for r in self._reports if isinstance(r, StudyRecord)), key=lambda study: len(study.trials))
+        return [study for _, study in sorted({study.name: study for study in records}.items())]
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
@@ -119,8 +103,7 @@ class Stores:
 
     @cached_property
     def _reports(self) -> list[Record | Damaged]:
-        stores = [*self.own, *([self.reference] if self.reference else [])]
-        return [report for store in stores for report in reports_in(store.folder)]
+        return [report for folder in self._all for report in reports_in(folder)]
 
 
 def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:

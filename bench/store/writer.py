@@ -1,29 +1,17 @@
 """Training a block: the files that a process writes while it holds the block's lock."""
 
 import os
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, RUNS, TRACEBACK, Lock, name_of, read_block
+from bench.store.block import CHECKPOINT, DONE, RUNS, Lock, name_of, read_block
 from bench.store.files import Damaged, disk_errors, is_there, making, remove, replacing, sync
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import (
-    TABLES,
-    Columns,
-    Rows,
-    curve_rows,
-    joined,
-    parts_in,
-    read_parts,
-    with_last,
-    write_columns,
-    write_part,
-)
+from bench.store.tables import CURVE_FIELDS, TABLES, Columns, parts_in, read_parts, with_last, write_table
 from bench.text import strict_json
 
 if TYPE_CHECKING:
@@ -49,7 +37,7 @@ class BlockWriter:
             self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
         self.close = self._lock.release
         self._step = self._written = resume
-        self._rows = list[dict[str, Rows]]()
+        self._rows = dict[str, dict[str, list[Any]]]()  # since the last `flush`: by table and column, in pieces
         try:
             with disk_errors(store):
                 if not again and os.path.lexists(self.folder / DONE):
@@ -67,23 +55,42 @@ class BlockWriter:
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
-        self._rows.append({"curve": curve_rows(self._step, rows)})
         self._step += len(rows)
+        self._append("curve", CURVE_FIELDS[1:], range(self._step - len(rows) + 1, self._step + 1), rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
         """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps."""
+        if names:
+            self._append("measurements", names, steps, values)
+
+    def _append(self, table: str, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
         import numpy as np
 
-        if names:
-            self._rows.append({"measurements": Rows(tuple(names), np.array(steps, float), np.asarray(values, float))})
+        columns = np.array(steps, float), *np.moveaxis(np.asarray(values, float), 2, 0)
+        for name, column in zip(("step", *names), columns, strict=True):
+            self._rows.setdefault(table, {}).setdefault(name, []).append(column)
+
+    def _unwritten(self) -> dict[str, dict[str, Columns]]:
+        """The rows since the last `flush`, by table and run."""
+        import numpy as np
+
+        tables = dict[str, dict[str, Columns]]()
+        for table, pieces in self._rows.items():
+            (_, steps), *columns = ((name, np.concatenate(of_name)) for name, of_name in pieces.items())
+            for i, run in enumerate(self.runs):
+                rows = {"step": steps, **{name: values[:, i] for name, values in columns}}
+                tables.setdefault(table, {})[run.run_id] = rows
+        return tables
 
     def flush(self) -> None:
         """Write the rows since the last call to disk, before a checkpoint that relies on them."""
         self._refuse_if_gone()
         if self._step > self._written:
             with disk_errors(self.store):
-                write_part(self.folder, self._step, joined(self._rows))
-            self._written, self._rows = self._step, []
+                for table, runs in self._unwritten().items():
+                    write_table(self.folder / f"part-{self._step:012}.{table}.parquet", runs)
+            self._written = self._step
+            self._rows.clear()
 
     def end(self, results: Sequence[RunResult], measured: Sequence[Mapping[str, float]] = ()) -> None:
         """Finish the block: write tables, up to the last step of each run, and records in one atomic step.
@@ -92,43 +99,30 @@ class BlockWriter:
         """
         self._refuse_if_gone()
         try:
-            tables = joined([read_parts(self.folder, len(self.runs)), *self._rows])
+            parts = [read_parts(self.folder), self._unwritten()]
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
-        rows = len(tables["curve"].steps) if "curve" in tables else 0
-        if rows < max((result.steps for result in results if not result.thinned), default=0):
-            raise RunFailed(f"rows of {self.folder} were lost during the run; train it again with --rerun")
-        with disk_errors(self.store), _results(self.folder) as out:
-            runs = [(r, {name: rows.of(i, r.steps) for name, rows in tables.items()}) for i, r in enumerate(results)]
-            for (result, of_run), values in zip(runs, measured, strict=False):
-                if values:
-                    of_run["measurements"] = with_last(of_run["measurements"], result.steps, values)
+        runs = [(result, _joined(parts, result)) for result in results]
+        for (result, tables), values in zip(runs, measured, strict=False):
+            if values:
+                tables["measurements"] = with_last(tables["measurements"], result.steps, values)
+        with disk_errors(self.store), new_results(self.folder) as out:
             write_block(out, runs)
             self._refuse_if_gone()
         self.close()
 
-    def leave(self, results: Sequence[RunResult], error: BaseException | None = None) -> str:
-        """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone.
-
-        Returns where the traceback of the error is, as the end of a sentence; empty without one.
-        """
-        where = ""
+    def leave(self, results: Sequence[RunResult]) -> None:
+        """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
         with suppress(OSError, RunFailed):
             self.flush()
         with suppress(OSError, RunFailed):
             self._refuse_if_gone()
             write_records(self.folder / RUNS, results)
-            if error is not None:
-                path = self.folder / TRACEBACK
-                with replacing(path) as temporary:
-                    temporary.write_text("".join(traceback.format_exception(error)), "utf-8", "backslashreplace")
-                where = f"; the traceback is in {path}"
         self.close()
-        return where
 
     def drop(self) -> None:
-        """Remove the block, unless it has results, a checkpoint or a traceback. After `end` this does nothing."""
-        if self._lock.is_intact and not any(is_there(self.folder / name) for name in (CHECKPOINT, TRACEBACK)):
+        """Remove the block, unless it has a checkpoint. After `end` or `leave` this does nothing."""
+        if self._lock.is_intact and not is_there(self.checkpoint):
             _clear(self.folder, state=True)
         self.close()
 
@@ -139,19 +133,8 @@ class BlockWriter:
 
 
 @contextmanager
-def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
-    """An empty folder whose files become the results of a block at the end of the context; `busy` if it is locked."""
-    lock = Lock(folder, busy)
-    try:
-        with _results(folder) as out:
-            yield out
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _results(folder: Path) -> Iterator[Path]:
-    """As `new_results`, for the caller that has the lock."""
+def new_results(folder: Path) -> Iterator[Path]:
+    """An empty folder whose files become the results of a block, which is locked, at the end of the context."""
     done, old, out = folder / DONE, folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
     out.mkdir()
     try:
@@ -170,12 +153,25 @@ def _results(folder: Path) -> Iterator[Path]:
 
 
 def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
-    """Remove half-written files, a traceback and rows after this step; with `state`, all but results and logs."""
-    paths = [path for path in folder.iterdir() if path.name[0] == "."]
-    paths += [folder / TRACEBACK, (folder / CHECKPOINT).with_suffix(".tmp")]
+    """Remove half-written files and rows after this step; with `state`, all but results and logs."""
+    paths = [path for path in folder.iterdir() if path.name[0] == "."] + [(folder / CHECKPOINT).with_suffix(".tmp")]
     paths += [path for step, path in parts_in(folder) if step > after]
     for path in [*paths, *[folder / RUNS, folder / CHECKPOINT] * state]:
         remove(path)
+
+
+def _joined(parts: Sequence[Mapping[str, Mapping[str, Columns]]], result: RunResult) -> dict[str, Columns]:
+    """The tables of a run, from consecutive parts, up to its last step; RunFailed if rows are missing."""
+    import numpy as np
+
+    tables = dict[str, Columns]()
+    for name in TABLES:
+        if pieces := [part[name][result.run_id] for part in parts if name in part]:
+            columns = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
+            tables[name] = {key: column[columns["step"] <= result.steps] for key, column in columns.items()}
+    if not result.thinned and result.steps and ("curve" not in tables or len(tables["curve"]["step"]) < result.steps):
+        raise RunFailed(f"rows of {result.run_id} were lost during the run; train it again with --rerun")
+    return tables
 
 
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:
@@ -194,4 +190,4 @@ def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns
     """Write finished runs with their tables as the results of one block, into this folder."""
     write_records(done / RUNS, [run for run, _ in runs])
     for name in TABLES:
-        write_columns(done / f"{name}.parquet", {run.run_id: tables[name] for run, tables in runs if name in tables})
+        write_table(done / f"{name}.parquet", {run.run_id: tables[name] for run, tables in runs if name in tables})

@@ -38,8 +38,8 @@ def save(trainer: pl.Trainer, path: Path) -> None:
         raise
 
 
-def usable_steps(path: Path | None, runs: int = 1, *, put_aside: bool) -> int:
-    """The step of a checkpoint from which so many runs can resume, with its curve; 0 if they must begin anew.
+def usable_steps(path: Path | None, *, put_aside: bool) -> int:
+    """The step of a checkpoint from which its runs can resume, with their curves; 0 if they must begin anew.
 
     The answer depends only on the files. With `put_aside`, an unreadable checkpoint is renamed with a warning.
     """
@@ -55,8 +55,8 @@ def usable_steps(path: Path | None, runs: int = 1, *, put_aside: bool) -> int:
         steps = [state[STEPS] for state in content["callbacks"].values() if isinstance(state.get(STEPS), int)]
         if not steps:
             raise ValueError("it does not record the number of steps")
-        rows = read_parts(path.parent, runs, steps[0]).get("curve")
-        if steps[0] and (rows is None or len(rows.steps) != steps[0]):
+        curves = read_parts(path.parent, steps[0]).get("curve", {}).values()
+        if steps[0] and {len(curve["step"]) for curve in curves} != {steps[0]}:
             raise ValueError(f"it is of step {steps[0]}, but its curve ends earlier")
     except MemoryError:
         raise  # not a fault of the file

@@ -19,11 +19,11 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from bench import __version__, process
+from bench.config import settings
 from bench.config.checks import check, task_errors
 from bench.config.run_config import RunConfig, on_device
-from bench.config.settings import described
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke, RunBusy, UserError, first_line, was_interrupted
+from bench.errors import RunBroke, RunBusy, UserError, described, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
 from bench.progress import Progress, doing
@@ -128,12 +128,12 @@ def run(
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and (stop.signal is not None or was_interrupted(error)):
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        where = _record_failure(result, writer, error)
+        _record_failure(result, writer, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
         anew = "; it had continued from a checkpoint, and --rerun begins anew" * bool(saved)
-        raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}{anew}") from error
+        raise RunBroke(f"run {config.run_id} failed: {result.reason}{anew}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # too late for this run, but callers with further runs must stop
@@ -189,7 +189,7 @@ def new_result(
     """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **described(config),
+        **settings.described(config),
         versions={"suite": __version__, **config.spec_versions, **_library_versions()},
         split=task.data.report,
         select_split=task.data.select,
@@ -295,13 +295,13 @@ def peak_memory() -> dict[str, int]:
     return peak
 
 
-def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> str:
-    """Store the run's progress and why it failed; say where the traceback is, if there is one (`BlockWriter.leave`)."""
+def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> None:
+    """Store the run's progress and why it failed."""
     interrupted = isinstance(error, KeyboardInterrupt)
     result.status = "killed" if interrupted else "failed"
-    result.reason = "interrupted at once" if interrupted else first_line(error)
-    unexpected = not isinstance(error, KeyboardInterrupt | UserError)
-    return "" if writer is None else writer.leave([result], error if unexpected else None)
+    result.reason = "interrupted at once" if interrupted else described(error)
+    if writer is not None:
+        writer.leave([result])
 
 
 def _loggers(config: RunConfig) -> list[Any]:

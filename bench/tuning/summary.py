@@ -61,7 +61,7 @@ def as_json(result: StudyResult) -> dict[str, Any]:
     return plain(
         {"study": record.name, "task": record.task, "opt": record.opt, "sampler": record.sampler}
         | {"trials": len(record.trials), "missing": record.missing}
-        | {"best": record.winning_point, "score": result.score}
+        | {"best": record.best and record.best["point"], "score": result.score}
         | {"fresh": seeds | {"mean": mean and mean.mean, "low": low, "high": high}}
         | {"lr_at_boundary": record.lr_at_boundary, "cost": cost, "tried": record.trials}
     )

@@ -5,7 +5,6 @@ from itertools import zip_longest
 
 from bench.config.checks import check_places
 from bench.errors import RunBroke
-from bench.execute import Effort
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.progress import SweepProgress
@@ -13,7 +12,7 @@ from bench.text import listed
 from bench.tuning.study import Study, equalize
 
 
-def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True) -> bool:
+def carry_out(studies: Sequence[Study], crew: Crew, *, progress: bool = True) -> bool:
     """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
 
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
@@ -31,7 +30,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
         view = views.setdefault(fresh, SweepProgress(label, studies[0].spec.mode, enabled=progress))
         titles = {config.run_id: title for title, runs in todo.items() for config in runs}
         try:
-            if not execute(configs, view, effort, plan=titles, crew=crew):
+            if not execute(configs, view, crew, plan=titles):
                 return False
         except RunBroke as error:
             if not error.runs:

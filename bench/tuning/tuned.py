@@ -9,7 +9,7 @@ from typing import Any
 from bench.errors import UserError, first_line
 from bench.output import writing
 from bench.store.files import Damaged, disk_errors, replacing
-from bench.store.reports import StudyRecord, read_report, study_path
+from bench.store.reports import StudyRecord, read_report
 from bench.text import plain, seeds_in_words
 from bench.tuning.design import distribution
 from bench.tuning.space import point_key
@@ -65,7 +65,7 @@ def remember(result: StudyResult) -> None:
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
     """
     record, store = result.record, result.study.store.folder
-    path = study_path(store, record.name)
+    path = record.path(store)
     with suppress(Damaged, FileNotFoundError):
         before = read_report(path, StudyRecord)
         if vars(before) == vars(record) or len(before.trials) > len(record.trials):
