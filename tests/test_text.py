@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench.commands.data import data_set
 from bench.commands.doctor import data_diagnosis
-from bench.config.options import read_options
+from bench.config.options import imported_options
 from bench.config.run_config import resolve
 from bench.run_summary import result_lines
 from bench.train.runner import run
@@ -442,8 +442,8 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
 
 def test_options_that_data_and_model_share_are_alike() -> None:
     for name in ("mnli", "sst2", "civil_comments"):
-        of_data, of_module = read_options(TASKS[name].data), read_options(TASKS[name].module)
-        shared = of_data.keys() & of_module.keys() - {"data"}
+        of_data, of_module = (imported_options(cls) for cls in (TASKS[name].data_cls, TASKS[name].module_cls))
+        shared = of_data.keys() & of_module.keys()
         assert {"model", "scratch"} <= shared
         assert all((of_data[k].type, of_data[k].default) == (of_module[k].type, of_module[k].default) for k in shared)
 

@@ -1,6 +1,5 @@
 """Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
-import ast
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -9,9 +8,8 @@ from typing import Any
 from bench.config.options import (
     Option,
     all_optimizer_options,
-    documented,
-    method_nodes,
     optimizer_options,
+    stored,
     task_options,
 )
 from bench.terminal import columns
@@ -20,7 +18,6 @@ from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
 from tasks import TASKS, TaskSpec
 from tasks.core.quantities import HEADS, OBSERVED
-from tasks.core.spec import place_of
 
 _NARROWEST, _WIDEST = 60, 111
 """Columns of help. Ours."""
@@ -93,12 +90,10 @@ def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
-    """A task's measurements with their description, the `Keys:` of `measure_at` of its class and of base classes."""
-    keys, names = dict[str, str](), dict[str, list[str]]()
-    for _, method in method_nodes(*place_of(spec.module), "measure_at"):
-        keys = documented(ast.get_docstring(method), "Keys") | keys
+    """A task's measurements with their description."""
+    texts, names = stored("measurements").get(spec.module, {}), dict[str, list[str]]()
     for name in spec.measures.split(", "):
-        names.setdefault(keys.get(name, "").rstrip("."), []).append(name)
+        names.setdefault(texts.get(name, "").rstrip("."), []).append(name)
     return [line for text, group in names.items() for line in row(", ".join(group), text)]
 
 
