@@ -1,6 +1,5 @@
 """The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -84,9 +83,6 @@ def _differing(settings: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any
     return {k: plain(v) for k, v in settings.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-_BUDGET_OR_BATCH = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_seconds", "trainer.batch_size")
-
-
 def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
     config = configs[0]
@@ -100,22 +96,11 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     if seeds := chosen & {config.seed for config in configs}:
         why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
         raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
-    # The file leaves out settings that were None, which is their default.
-    then = {f"task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
-    settings = settings_of(config.model_dump(mode="json")) if study.settings else {}
-    now = {name: value for name, value in settings.items() if name in then or name in _BUDGET_OR_BATCH}
-    then |= {**study.settings, **study.versions}
-    now |= config.spec_versions if study.versions else {}
-    if other := [f"{name} {value}, not {then.get(name)}" for name, value in now.items() if value != then.get(name)]:
-        note = f"{config.opt} is tuned for another case (here {'; '.join(other)}): other settings may be better"
-        print(f"bench: {note}", file=sys.stderr)
     return TunedBy(study.study or path.name, study.split)
 
 
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
     """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
-
-    It warns on standard error if a study's runs had another budget, other options of the task, or other versions.
 
     Raises:
         UserError: a run has a seed that helped to choose its settings.

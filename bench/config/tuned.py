@@ -12,8 +12,6 @@ from bench.errors import UserError
 from bench.text import why_wrong
 from optimizers.plugins import slug
 
-_Value = int | float | str | bool | None
-_Setting = _Value | list[_Value]
 _Name = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -40,13 +38,11 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
 
 
 class Provenance(BaseModel):
-    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided."""
+    """The study that found tuned settings, the split and the seeds that decided; a file has more for people."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(strict=True)
 
     study: str | None = None
-    settings: dict[str, _Setting] = {}
-    versions: dict[str, int | str] = {}
     split: _Name | None = None
     seeds: str = ""
 
@@ -56,8 +52,8 @@ def provenance_of(path: Path) -> Provenance:
     try:
         return Provenance.model_validate(read_yaml(path).get("provenance", {}))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"provenance.{'.'.join(map(str, first['loc']))[:100]}: {why_wrong(first['msg'])[:200]}"
+        first = error.errors()[0]
+        why = f"{'.'.join(['provenance', *map(str, first['loc'])])}: {why_wrong(first['msg'])}"
         raise UserError(f"{path} is damaged ({why}); repair it, or move it away and tune again") from None
 
 
