@@ -412,14 +412,6 @@ def test_a_wrong_config_file(cli, tmp_path, content, message):
     assert message in fails(cli, *FIT[:5], "--config", file)
 
 
-def test_a_config_file_of_something_else_names_its_keys(cli, tmp_path):
-    (tmp_path / "other.yaml").write_text("services: {web: 1}\nversion: 3\nseed: 1\nlearning_rate: 2\n")
-    error = fails(cli, "fit", "--config", tmp_path / "other.yaml")
-    assert error == (
-        "bench: error: --task is missing; see `bench list tasks`; unknown here: services.web, version, learning_rate\n"
-    )
-
-
 def test_a_run_has_one_optimizer(cli, tmp_path):
     (tmp_path / "run.yaml").write_text("task: synthetic\nopt: [sgd, adam]\n")
     error = fails(cli, "fit", "--config", tmp_path / "run.yaml")

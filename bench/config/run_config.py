@@ -105,32 +105,19 @@ class TrainerOptions(BaseModel):
         return self.schedule != "constant" or self.warmup > 0
 
 
-def trainer_options() -> dict[str, Option]:
-    """The options `--trainer.*`."""
-    return _options_of(TrainerOptions)
-
-
 _FOLDERS, _TOP = ("data", "store"), ("data_seed", "device", "logger", "precision", "seed")
 
 
 @lru_cache
-def _options_of(model: type[BaseModel]) -> dict[str, Option]:
+def model_options(model: type[BaseModel] = TrainerOptions) -> dict[str, Option]:
     """The fields of a model as options."""
-    texts = {name: " ".join((field.description or "").split()) for name, field in model.model_fields.items()}
-    return {k: Option(k, f.rebuild_annotation(), f.default, texts[k]) for k, f in model.model_fields.items()}
+    return {k: Option(k, f.rebuild_annotation(), f.default, f.description or "") for k, f in model.model_fields.items()}
 
 
 class RunConfig(BaseModel):
     """One run, fully resolved: every default is filled in.
 
-    Attributes:
-        task, task_options: the task and all its options.
-        opt, opt_options: the optimizer and all its hyperparameters.
-        trainer: budget, batch and devices.
-        seed: determines problem instance, initialisation, dropout and augmentation.
-        data_seed: determines the order of the samples; `seed` by default.
-        precision, device: number format and kind of device.
-        data, store, logger: data folder, store, and another logger of the curve; not part of the run's identity.
+    `seed` determines problem instance, initialisation, dropout and augmentation, `data_seed` the order of the samples.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")  # else inf becomes None
@@ -185,14 +172,15 @@ class RunConfig(BaseModel):
     def spec_versions(self) -> dict[str, Any]:
         """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
-        optional = {
+        versions = {
+            "task": self.task_spec.version,
+            "opt": self.opt_spec.version,
             "task_package": self.task_spec.package,
             "opt_package": self.opt_spec.package,
             "rest": self.rest_spec and self.rest_spec.version,
             "contents": ", ".join(contents) or None,
         }
-        versions = {"task": self.task_spec.version, "opt": self.opt_spec.version}
-        return versions | {name: value for name, value in optional.items() if value is not None}
+        return {name: value for name, value in versions.items() if value is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -270,8 +258,8 @@ def resolve(
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
         settings = tuned_for(task, opt, settings) | settings
-    spec, method, of_run = TASKS[task], OPTIMIZERS[opt], _options_of(RunConfig)
-    options = {"task": task_options(spec), "trainer": trainer_options(), "": {name: of_run[name] for name in _TOP}}
+    spec, method, of_run = TASKS[task], OPTIMIZERS[opt], model_options(RunConfig)
+    options = {"task": task_options(spec), "trainer": model_options(), "": {name: of_run[name] for name in _TOP}}
     known = {name: [*names] for name, names in options.items()} | {"": [*_TOP, *_FOLDERS]}
     groups: dict[str, dict[str, Any]] = {"": {}, "task": {}, "opt": {}, "trainer": {}}
     for key, value in sorted(settings.items()):
@@ -308,9 +296,7 @@ def _name(key: str, settings: dict[str, Any]) -> str:
     if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
         raise UserError(f"--{key} {name}: a run takes one name; `bench sweep` takes several optimizers")
     if not name:
-        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", *RunConfig.model_fields)]
-        also = f"; unknown here: {', '.join(strange)}" if strange else ""
-        raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
+        raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`")
     return str(name)
 
 
