@@ -473,7 +473,6 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     [
         (["prepare"], "name a task with --task"),
         (["status", "--task", "synthetic"], "the suite knows no files"),
-        (["status", "--task", "mnli", "--task.scratch", "true"], "takes only task options"),
         (["prepare", "--task", "mnli", "--opt.lr", "1"], "unknown option '--opt.lr'"),
         (["prepare", "--task", "mnli", "--task.max_length", "7"], "--task.max_length=7 is out of range"),
     ],

@@ -16,7 +16,7 @@ from bench.terminal import columns
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
-from tasks import TASKS, TaskSpec
+from tasks import TaskSpec
 from tasks.core.quantities import HEADS, OBSERVED
 
 _NARROWEST, _WIDEST = 60, 111
@@ -43,16 +43,14 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     ]
     lines += ["", "hyperparameters:", *hyperparameter_rows(spec)]
     lines += ["", "defaults by family of tasks:"] if spec.by_family else []
-    for family, values in spec.by_family.items():
-        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
-        lines += row(f"  {family}", f"{options_text(values)} ({tasks})")
+    lines += [line for family, values in spec.by_family.items() for line in row(family, options_text(values))]
     lines += ["", "search space:"]
     for name, axis in spec.search.items():
         is_range = isinstance(axis, LogUniform)
         text = (
             f"log-uniform in [{axis.low:g}, {axis.high:g}]" if is_range else f"one of {', '.join(map(word_of, axis))}"
         )
-        lines += wrapped_lines(f"--opt.{name}  {text}", "  ", "      ")
+        lines += row(f"--opt.{name}", text)
     return "\n".join(lines)
 
 
@@ -79,13 +77,12 @@ def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
 
 
 def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
-    """Facts of these names, wrapped; none that is empty."""
+    """Facts of these names; none that is empty."""
     lines = list[str]()
     for name in (name for name in names if facts[name] not in (None, "", [], False)):
         value = facts[name]
-        words = options_text(value) if isinstance(value, Mapping) else word_of(value)
-        text = ", ".join(value).replace("_", " ") if isinstance(value, list) else words
-        lines += wrapped_lines(text, f"  {name.replace('_', ' '):<15}", " " * 17)
+        text = options_text(value) if isinstance(value, Mapping) else word_of(value)
+        lines += row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else text)
     return lines
 
 
