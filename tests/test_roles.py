@@ -295,7 +295,7 @@ def test_faulty_groups_of_a_plug_in_are_reported(
         ({"0.wieght": "head"}, {}, "roles of Sequential: it has no parameter 0.wieght"),
         ({"0.*": "heads"}, {}, "roles of Sequential: 0.* has 'heads'; roles are matrix, embedding, head, vector"),
         ({}, {"1.weight": 2}, "pieces of Sequential: it has no parameter 1.weight"),
-        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it must be a count of at least 1"),
+        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; write a count of at least 1"),
     ],
 )
 def test_faulty_roles_and_pieces_are_named(roles_: Any, pieces: Any, message: str) -> None:

@@ -90,9 +90,7 @@ class TaskSpec:
         if self.scale not in ("linear", "log"):
             raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
-            raise ValueError(
-                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is not a loss: remove scale"
-            )
+            raise ValueError(f"scale=log compares gaps of a loss, and metric={self.metric} is no loss: remove scale")
 
     def dataset_in(self, root: Path) -> str | None:
         """The first of its data sets that is in this data folder, or else the first; None if there is no choice."""

@@ -114,16 +114,10 @@ class CorpusData(TaskData):
             self._packed |= records
         for split, ids in arrays.items():
             if len(ids) < length + 1:
-                raise DataError(
-                    f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens;"
-                    f" with length={length} at least {length + 1:,} are needed: use a longer text, or a smaller"
-                    " --task.length"
-                )
+                why = f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens, and needs {length + 1:,}"
+                raise DataError(f"{why}: use a longer text, or a smaller --task.length")
         if len(self.vocabulary) < 2:
-            raise DataError(
-                f"the text of {files['train'][0]} has only one distinct character, so there is nothing to learn;"
-                " use another"
-            )
+            raise DataError(f"the text of {files['train'][0]} has only one distinct character; use another")
         notes = list(_parts(source, files))
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
@@ -234,9 +228,7 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
                 while chunk := file.read(_CHUNK):
                     yield chunk + file.readline()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-            ) from None
+            raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
         return
     rows, size = list[str](), 0
     for batch in source.read([path], ["text"])[0].to_batches(1000):
@@ -282,7 +274,7 @@ def _packed(digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary) -> 
     def make() -> Entry:
         streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
         about = {split: facts for split, (_, facts) in streams.items()}
-        return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": about}
+        return {split: ids for split, (ids, _) in streams.items()}, {"splits": about}
 
     parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
     arrays, record = cached(digest, (parts, vocabulary.text), make)

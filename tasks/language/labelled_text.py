@@ -103,10 +103,7 @@ class TextData(TaskData):
         source = self.source = self._open(root, dataset)
         if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
-                raise DataError(
-                    f"there is no tokenizer in {model}, and scratch=true uses only the tokenizer of a model; remove"
-                    " --task.model"
-                )
+                raise DataError(f"there is no tokenizer in {model}; remove --task.model to train one")
             self.tokenizer = self._trained_tokenizer(vocab)
         else:
             self.tokenizer = load_tokenizer(model)
@@ -114,10 +111,7 @@ class TextData(TaskData):
         self.tokenizer.no_padding()
         self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
-            raise DataError(
-                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs;"
-                " use another model"
-            )
+            raise DataError(f"the tokenizer of {model} does not mark the beginning of a text; use another model")
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
         encoded = {split: self._encoded(split) for split in source.expected}
@@ -169,9 +163,7 @@ class TextData(TaskData):
 
         def make() -> Entry:
             table, dropped = self._read(split, source.columns)
-            assert tokenizer.truncation is not None
-            sizes = {"vocabulary": tokenizer.get_vocab_size(), "max_length": tokenizer.truncation["max_length"]}
-            return self._encode(split, table), {**sizes, "rows": len(table), "dropped": dropped}
+            return self._encode(split, table), {"rows": len(table), "dropped": dropped}
 
         meaning = source.columns, source.num_classes, source.threshold, tokenizer.to_str()
         arrays, record = cached(self.digests[split], meaning, make)
@@ -212,9 +204,7 @@ class TextData(TaskData):
         """Held-out and remaining ones of the n training rows, or other indivisible units, by their hashes."""
         source, self._n = self.source, n
         if n < 10:
-            raise DataError(
-                f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
-            )
+            raise DataError(f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed")
         return validation_rows(n, source.held_out(n), source.salt)
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
@@ -242,8 +232,7 @@ class TextData(TaskData):
             if official not in (None, amounts[split]):
                 notes.append(f"{amounts[split]:,} of {official:,} rows of {name}")
         if n_train is not None:
-            if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
+            check_range("n_train", n_train, 1, len(rest))
             if n_train < len(rest):
                 notes.append(f"{n_train:,} of {len(rest):,} training rows")
         self.part = "; ".join(notes) or None
