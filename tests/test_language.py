@@ -216,7 +216,7 @@ def test_incomplete_model_folders_are_refused_in_one_line(folder: Folder, tmp_pa
     weights.write_bytes(whole[:1000])
     assert "model.safetensors cannot be read" in refused(path)
     weights.unlink()
-    assert "has no model.safetensors; name a folder" in refused(path)
+    assert "has no model.safetensors; " in refused(path)
     assert "weights in a pickle (pytorch_model.bin) can run any code and are not read" in refused(path)
     weights.write_bytes(whole)
     (path / "config.json").write_text("{")

@@ -79,9 +79,8 @@ def _alone(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # the caller reports a full disk
-        raise DataError(
-            f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE"
-        ) from None
+        why = f"cannot write the cache {path.parent} ({error.strerror})"
+        raise DataError(f"{why}; name another folder with BENCH_CACHE") from None
 
 
 def digest_of(*parts: Any) -> str:

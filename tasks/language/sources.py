@@ -108,10 +108,9 @@ class TextSource:
         columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
         for name in names:
             if name not in columns:
-                hint = f", as {self.hub.name} on the Hugging Face Hub does" if self.hub else ""
+                what = f"{path} has no column {name!r}, only {', '.join(table.column_names)}"
                 raise DataError(
-                    f"{path} has no column {name!r}, only {', '.join(table.column_names)}; it must have"
-                    f" {', '.join(names)}{hint}"
+                    f"{what}; it must have {', '.join(names)}, as {self.hub.name if self.hub else 'a text'}"
                 )
         table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
@@ -119,9 +118,8 @@ class TextSource:
         if self.label not in names or not (self.classes or self.threshold):
             return table, 0
         labels = pa.array(self._labels(path, table[self.label]), pa.int64())
-        return table.set_column(names.index(self.label), self.label, labels).filter(
-            labels.is_valid()
-        ), labels.null_count
+        table = table.set_column(names.index(self.label), self.label, labels)
+        return table.filter(labels.is_valid()), labels.null_count
 
     def _labels(self, path: Path, column: Any) -> list[int | None]:
         """The labels of a file's rows; None for a row without one."""
@@ -135,11 +133,9 @@ class TextSource:
         words = [str(word).strip() for word in column.to_pylist()]
         labels = [None if word.lower() in _NO_LABEL else known.get(word.lower(), -1) for word in words]
         if -1 in labels:
-            row = labels.index(-1)
-            raise DataError(
-                f"{path}: row {row} has the {self.label} {words[row]!r}; it must be one of"
-                f" {', '.join(f'{i} or {name}' for i, name in enumerate(self.classes))}: rename your labels"
-            )
+            row, known_words = labels.index(-1), ", ".join(f"{i} or {name}" for i, name in enumerate(self.classes))
+            what = f"{path}: row {row} has the {self.label} {words[row]!r}"
+            raise DataError(f"{what}; it must be one of {known_words}: rename your labels")
         return labels
 
 
