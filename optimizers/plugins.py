@@ -20,10 +20,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
-foreign: set[str] = set()
-"""Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
-
-
 BROKEN = Exception, SystemExit
 """What the code of a plug-in may raise; an exit would end the process silently."""
 
@@ -124,17 +120,14 @@ def load(target: str) -> Any:
     value = load_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise PluginError(f"{place} has no {part!r}{meant}")
+            near = get_close_matches(part, dir(value), n=1)
+            raise PluginError(f"{place} has no {part!r}" + "".join(f"; did you mean {name!r}?" for name in near))
         value = getattr(value, part)
     return value
 
 
 def load_module(place: str) -> Any:
     """Import `module` or `file.py`; its output goes to standard error. PluginError if that fails."""
-    if place.endswith(".py") or place.partition(".")[0] not in _OWN:
-        foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
             return _file(Path(place)) if place.endswith(".py") else _module(place)

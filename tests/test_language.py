@@ -179,7 +179,7 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
     path = str(folder())
     for options, message in (
         ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
-        ({"init_std": float("inf")}, "^init_std=inf .* at least 0 and finite"),
+        ({"init_std": float("inf")}, "^init_std=inf .* it must be in"),
         ({"heads": "regroup", "scratch": True}, "^heads=regroup keeps loaded weights, and scratch=true loads none"),
         ({"scratch": False, "model": path, "num_heads": 5}, "^num_heads=5 does not divide the model's width of 12"),
     ):
