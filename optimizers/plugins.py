@@ -20,6 +20,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
+foreign: set[str] = set()
+"""Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
+
+
 BROKEN = Exception, SystemExit
 """What the code of a plug-in may raise; an exit would end the process silently."""
 
@@ -128,6 +132,8 @@ def load(target: str) -> Any:
 
 def load_module(place: str) -> Any:
     """Import `module` or `file.py`; its output goes to standard error. PluginError if that fails."""
+    if place.endswith(".py") or place.partition(".")[0] not in _OWN:
+        foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
             return _file(Path(place)) if place.endswith(".py") else _module(place)

@@ -25,19 +25,12 @@ class TextSource:
         folder: below the data folder; absolute for a user's file.
         expected: by split, the name of its file and the official rows (a text's bytes), None if unknown. "train" is
             always present; a file NAME_part replaces a missing one, and shards, JSON lines, CSV or TSV a table.
-        texts: columns with the texts, one or two.
-        label: column with the label; empty for a corpus.
-        num_classes: labels are in [0, num_classes).
-        n_val: training rows kept for validation; a tenth of the rows where that is less.
-        salt: name that determines them (`tasks.core.order.validation_rows`).
-        threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
-            the label.
-        hub: where to fetch it.
+        label: column with the label, in [0, num_classes); empty for a corpus.
+        n_val: training rows kept for validation, chosen by `salt` (`tasks.core.order.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label is 1 from this share on.
         stand_in: note in results if these stand in for other data.
         more: other required columns with texts.
-        also: other folders in which people have these files, such as GLUE's own.
-        stems: by split, other names of its file, without ending.
-        renamed: our columns by their names in such files.
+        also, stems: other folders, and by split other names without ending, that people have; `renamed` columns there.
         classes: the labels in words; then rows without a label are left out.
         separator: text added after every row of a corpus.
     """
