@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.commands.data import data_set
+from bench.commands.data import states
 from bench.commands.doctor import data_diagnosis
 from bench.config.options import imported_options
 from bench.config.run_config import resolve
@@ -510,8 +510,8 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
-    states = {file.path.name: (file.state, file.size) for file in data_set(TASKS["mnli"], real_text, {}).files}
-    assert states["validation_matched.parquet"] == ("whole", "9,815 rows")
-    state, size = states["train.parquet"]
+    files = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text, {})}
+    assert files["validation_matched.parquet"] == ("whole", "9,815 rows")
+    state, size = files["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
-    assert [file.state for file in data_set(TASKS["sst2"], real_text, {}).files] == ["whole", "whole"]
+    assert [file.state for file in states(TASKS["sst2"], real_text, {})] == ["whole", "whole"]

@@ -2,10 +2,9 @@
 
 import inspect
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError, check_known
 from bench.output import Answer
@@ -15,32 +14,12 @@ if TYPE_CHECKING:
     from tasks import TaskSpec
 
 
-@dataclass(frozen=True)
-class FileState:
+class FileState(NamedTuple):
     """One file of a task's data, `whole`, `part of N rows`, `missing` or `damaged`, and its size in rows or bytes."""
 
     path: Path
     state: str
     size: str = ""
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """The files of a task's data."""
-
-    task: str
-    folder: Path
-    files: list[FileState]
-
-    @property
-    def states(self) -> set[str]:
-        """The first words of the files' states."""
-        return {file.state.split()[0] for file in self.files}
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether no file is missing or damaged."""
-        return self.states.isdisjoint(("missing", "damaged"))
 
 
 def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
@@ -51,6 +30,8 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     """
     from bench.config.checks import task_errors
     from bench.config.options import task_values
+    from bench.results.render import shown
+    from bench.results.table import Table
     from tasks import TASKS
 
     if task is None and (settings or what == "prepare"):
@@ -65,9 +46,18 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
         if what == "prepare":  # build the data once, as a run would
             names = inspect.signature(specs[0].data_cls.__init__).parameters
             specs[0].data_cls(root, **{name: value for name, value in values.items() if name in names})
-        sets = [data_set(spec, root, choice) for spec in specs for choice in _choices(spec, root, options)]
-    lines = [line for part in sets for line in _lines(part, root, settings)]
-    return Answer([asdict(part) for part in sets], lines, int(not all(part.is_usable for part in sets)))
+        texts = [(spec.name, states(spec, root, choice)) for spec in specs for choice in _choices(spec, root, options)]
+    answers, lines, code = list[dict[str, Any]](), list[str](), 0
+    for name, files in texts:
+        folder = files[0].path.parent
+        answers.append({"task": name, "folder": folder, "files": [file._asdict() for file in files]})
+        rows = [(file.path.name, file.size, file.state) for file in files]
+        lines += [f"{name}: {folder}", *shown(Table.of([""] * 3, rows), "  ")]
+        if {"missing", "damaged"} & {file.state for file in files}:
+            words = ["bench", "data", "prepare", "--task", name, *as_options(settings), "--data", str(root)]
+            lines.append(f"  delete damaged files, and copy missing ones there, or fetch them: {shlex.join(words)}")
+            code = 1
+    return Answer(answers, lines, code)
 
 
 def has_files(spec: "TaskSpec") -> bool:
@@ -79,7 +69,7 @@ def _is_text(spec: "TaskSpec") -> bool:
     return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
 
 
-def _choices(spec: "TaskSpec", root: Path, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _choices(spec: "TaskSpec", root: Path, options: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The options that select each text of a task: the given one, else those in the data folder, else the default."""
     if not _is_text(spec):
         return [{}]
@@ -88,7 +78,7 @@ def _choices(spec: "TaskSpec", root: Path, options: Mapping[str, Any]) -> list[d
     return [given] if given else [dict.fromkeys(selecting, name) for name in spec.data_cls.here(root)] or [{}]
 
 
-def data_set(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
+def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
     """The files of a task's data in a folder, chosen by options if there are several texts.
 
     Raises:
@@ -99,10 +89,9 @@ def data_set(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet
     source: Any = spec.data_cls.find(root, **chosen) if _is_text(spec) else spec.data_cls.SOURCE
     several = {name: [place] if isinstance(place, Path) else place for name, place in source.files(root).items()}
     try:
-        files = [_state(source, name, path, len(paths) == 1) for name, paths in several.items() for path in paths]
+        return [_state(source, name, path, len(paths) == 1) for name, paths in several.items() for path in paths]
     except OSError as error:
         raise DataError(f"{spec.name}: cannot read {error.filename or root}: {error.strerror}") from None
-    return DataSet(spec.name, files[0].path.parent, files)
 
 
 def _state(source: Any, name: str, path: Path, is_alone: bool) -> FileState:
@@ -122,16 +111,3 @@ def _state(source: Any, name: str, path: Path, is_alone: bool) -> FileState:
     official = source.expected[name][1]  # which is None if it is not known
     is_whole = not is_alone or path.suffix not in (".parquet", ".txt") or official in (None, count)
     return FileState(path, "whole" if is_whole else f"part of {official:,} {unit}", size)
-
-
-def _lines(files: DataSet, root: Path, settings: Mapping[str, Any]) -> list[str]:
-    """The states of a task's files, and what to do about missing and damaged ones."""
-    from bench.results.render import shown
-    from bench.results.table import Table
-
-    rows = [(file.path.name, file.size, file.state) for file in files.files]
-    lines = [f"{files.task}: {files.folder}", *shown(Table.of([""] * 3, rows), "  ")]
-    if files.is_usable:
-        return lines
-    fetch = shlex.join(["bench", "data", "prepare", "--task", files.task, *as_options(settings), "--data", str(root)])
-    return [*lines, f"  delete damaged files, and copy missing ones there, or fetch them: {fetch}"]

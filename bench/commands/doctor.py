@@ -43,13 +43,7 @@ class Diagnosis(NamedTuple):
 
 
 def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
-    """A line for each diagnosis; exit code 1 if something will not work.
-
-    Args:
-        data: folder of data sets.
-        store: folder of runs.
-        named: whether the user named the folder of data, so that it must exist.
-    """
+    """A line for each diagnosis; exit code 1 if something will not work. A `named` folder of data must exist."""
     diagnoses = list[Diagnosis]()
     sections = {
         "software": software_diagnoses(),
@@ -119,18 +113,18 @@ def data_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
 
 def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
     """Whether the files of a task exist, can be read, and are complete and undamaged."""
-    from bench.commands.data import data_set
+    from bench.commands.data import states
     from tasks.core.files import DataError
 
     try:
-        files = data_set(spec, data, {})
+        files = states(spec, data, {})
     except DataError as error:
         return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
-    if files.states == {"whole"}:
-        return Diagnosis("ok", spec.name, f"complete in {files.folder}")
-    text = f"files in {files.folder}: {', '.join(sorted(files.states))}"
-    level: Literal["note", "FAIL"] = "FAIL" if "damaged" in files.states else "note"
-    return Diagnosis(level, spec.name, f"{text}; `bench data status --task {spec.name}` says what to do")
+    words, folder = sorted({file.state.split()[0] for file in files}), files[0].path.parent
+    if words == ["whole"]:
+        return Diagnosis("ok", spec.name, f"complete in {folder}")
+    text = f"files in {folder}: {', '.join(words)}; `bench data status --task {spec.name}` says what to do"
+    return Diagnosis("FAIL" if "damaged" in words else "note", spec.name, text)
 
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:

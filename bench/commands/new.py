@@ -28,7 +28,7 @@ def new(kind: str, name: str, folder: Path) -> Answer:
         "dist": name.replace("_", "-"),
     }
     registry, why = OPTIMIZERS if kind == "optimizer" else TASKS, ""
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or keyword.iskeyword(name) or keyword.iskeyword(words["cls"]):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or {name, words["cls"]} & {*keyword.kwlist}:
         why = "cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
     elif name in registry:
         why = f"is taken by {registry.describe(name) or 'the suite'}; choose another name"

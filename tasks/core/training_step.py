@@ -36,9 +36,9 @@ class Outcome(NamedTuple):
 class TrainingPlan:
     """The training plan of a task, filled in by the runner from the options of training.
 
-    `parts` are the optimizer's methods with their hyperparameters and parameters; `micro_batch_size` is the most samples
-    of one forward pass on one device. Measurements are taken every `measure_every` steps, and attention is observed
-    after the steps `observed` (`tasks.core.observatory`), ascending.
+    `parts` are the optimizer's methods with their hyperparameters and parameters; `micro_batch_size` is the most
+    samples of one forward pass on one device. Measurements are taken every `measure_every` steps; attention is observed
+    after the steps `observed`, ascending (`tasks.core.observatory`).
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
