@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.config.options import (
-    Option,
-    all_optimizer_options,
-    optimizer_options,
-    stored,
-    task_options,
-)
+from bench.config.options import Option, all_optimizer_options, optimizer_options, stored, task_options
 from bench.terminal import columns
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec

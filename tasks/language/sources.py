@@ -230,11 +230,7 @@ CORPORA = {
     "tiny_shakespeare": TextSource("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
     "wikitext103": TextSource(
         "wikitext103",
-        {
-            "train": ("train.parquet", 1_801_350),
-            "val": ("validation.parquet", 3_760),
-            "test": ("test.parquet", 4_358),
-        },
+        {"train": ("train.parquet", 1_801_350), "val": ("validation.parquet", 3_760), "test": ("test.parquet", 4_358)},
         separator="",  # its rows are lines, with their line ends
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),
