@@ -423,7 +423,7 @@ def test_a_config_file_that_is_none(cli, tmp_path):
     assert f"cannot read {tmp_path}: Is a directory" in fails(cli, *FIT, "--config", tmp_path)
 
 
-EMPTY = ": it must name a folder or file; name one, or leave it out for ./"
+EMPTY = ": it must name a folder or file; leave it out for ./"
 
 
 @pytest.mark.parametrize(

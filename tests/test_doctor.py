@@ -128,7 +128,7 @@ RIGHT = {"a": "0cc175b9c0f1b6a831c399e269772661"}
 def test_data_complete_damaged_and_partly_there(tmp_path: Path, md5: dict[str, str], level: str, part: str) -> None:
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "c.gz").write_bytes(b"\x1f\x8b torn")
-    spec: Any = SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCE=ImageSource(str(tmp_path), md5, "")))
+    spec: Any = SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCES={"x": ImageSource(str(tmp_path), md5, "")}))
     diagnosis = data_diagnosis(spec, tmp_path)
     assert diagnosis.level == level
     assert part in diagnosis.text

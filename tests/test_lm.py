@@ -193,7 +193,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50),
                   "input.txt is not UTF-8 text"),
     "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80),
-                   r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
+                   r"the val split of .*input.txt has 8 tokens, and needs 9"),
     "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"),
                   r"damaged data file .*train_part.parquet \(.*\); delete it"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),

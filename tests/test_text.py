@@ -510,8 +510,8 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
-    files = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text, {})}
+    files = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text)}
     assert files["validation_matched.parquet"] == ("whole", "9,815 rows")
     state, size = files["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
-    assert [file.state for file in states(TASKS["sst2"], real_text, {})] == ["whole", "whole"]
+    assert [file.state for file in states(TASKS["sst2"], real_text)] == ["whole", "whole"]

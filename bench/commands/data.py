@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +33,7 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     from bench.results.render import shown
     from bench.results.table import Table
     from tasks import TASKS
+    from tasks.language.sources import here
 
     if task is None and (settings or what == "prepare"):
         raise UserError(f"bench data {what}: name a task with --task")
@@ -46,7 +47,9 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
         if what == "prepare":  # build the data once, as a run would
             names = inspect.signature(specs[0].data_cls.__init__).parameters
             specs[0].data_cls(root, **{name: value for name, value in values.items() if name in names})
-        texts = [(spec.name, states(spec, root, choice)) for spec in specs for choice in _choices(spec, root, options)]
+        chosen = options.get("dataset") or options.get("corpus")
+        places = {spec.name: [chosen] if chosen else here(spec.data_cls.SOURCES, root) or [None] for spec in specs}
+        texts = [(spec.name, states(spec, root, name)) for spec in specs for name in places[spec.name]]
     answers, lines, code = list[dict[str, Any]](), list[str](), 0
     for name, files in texts:
         folder = files[0].path.parent
@@ -62,34 +65,22 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
 
 def has_files(spec: "TaskSpec") -> bool:
     """Whether a task's data are files that the suite knows."""
-    return _is_text(spec) or hasattr(spec.data_cls, "SOURCE")
+    return bool(getattr(spec.data_cls, "SOURCES", None))
 
 
-def _is_text(spec: "TaskSpec") -> bool:
-    return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
-
-
-def _choices(spec: "TaskSpec", root: Path, options: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The options that select each text of a task: the given one, else those in the data folder, else the default."""
-    if not _is_text(spec):
-        return [{}]
-    selecting = {*inspect.signature(spec.data_cls.find).parameters} - {"root"}
-    given = {name: value for name, value in options.items() if name in selecting}
-    return [given] if given else [dict.fromkeys(selecting, name) for name in spec.data_cls.here(root)] or [{}]
-
-
-def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
-    """The files of a task's data in a folder, chosen by options if there are several texts.
+def states(spec: "TaskSpec", root: Path, name: str | None = None) -> list[FileState]:
+    """The files in a folder of a task's data, of this data set or the default one.
 
     Raises:
         DataError: of the task's source, or a file cannot be read.
     """
     from tasks.core.files import DataError
+    from tasks.language.sources import find
 
-    source: Any = spec.data_cls.find(root, **chosen) if _is_text(spec) else spec.data_cls.SOURCE
-    several = {name: [place] if isinstance(place, Path) else place for name, place in source.files(root).items()}
+    source = find(spec.data_cls.SOURCES, root, name)
+    several = {split: [place] if isinstance(place, Path) else place for split, place in source.files(root).items()}
     try:
-        return [_state(source, name, path, len(paths) == 1) for name, paths in several.items() for path in paths]
+        return [_state(source, split, path, len(paths) == 1) for split, paths in several.items() for path in paths]
     except OSError as error:
         raise DataError(f"{spec.name}: cannot read {error.filename or root}: {error.strerror}") from None
 

@@ -117,7 +117,7 @@ def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
     from tasks.core.files import DataError
 
     try:
-        files = states(spec, data, {})
+        files = states(spec, data)
     except DataError as error:
         return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
     words, folder = sorted({file.state.split()[0] for file in files}), files[0].path.parent

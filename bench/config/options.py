@@ -105,8 +105,7 @@ def documented(doc: str | None, section: str = "Args") -> dict[str, str]:
 def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict[str, Option]:
     """The keyword arguments of an imported class after the first `skip` ones, which are not options.
 
-    If the constructor passes `**keywords` on, those of its base classes count as well, and any other that is given;
-    required ones of base classes count only if it passes `*arguments` on too, since it sets them itself otherwise.
+    With `**keywords`, those of base classes count too, and any that is given; required ones only with `*arguments`.
     """
     options, passes_all = dict[str, Option](), True
     docs = {k: v for base in cls.__mro__[::-1] for k, v in documented(inspect.cleandoc(base.__doc__ or "")).items()}
@@ -188,11 +187,9 @@ def optimizer_options(spec: Any, given: Iterable[str] = ()) -> dict[str, Option]
 
 
 def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Option]:
-    """The options of an OptimizerSpec, its options by role, and those of the optimizer for the rest, in dotted form.
-
-    With a rest, which `given` hyperparameters may name, the first method has only the role `matrix`.
-    """
+    """The options of an OptimizerSpec, by role too, and those of the optimizer for the rest, in dotted form."""
     rest, others = rest_of(spec, given), [role for role in ROLES if role != "matrix"]
+    # With a rest, the first method has only the role `matrix`.
     options = _with_roles(optimizer_options(spec, given), ROLES if rest is None else ["matrix"])
     what = f"another optimizer for all parameters except matrices ({' and '.join(others)})"
     default = UNSET if spec.rest is None and rest is None else spec.rest
@@ -254,8 +251,7 @@ def task_options(spec: Any) -> dict[str, Option]:
 def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) -> dict[str, Any]:
     """The value of every option of a task: the given one, else the preset's, else the default, else the derived one.
 
-    An option whose derived value is None is left out, so that studies made before it was added keep their names. The
-    preset is left out too: it only names values. An option that a record lacks was added later and is None.
+    The preset, and an option whose derived value is None, are left out. One that a record lacks is None.
     """
     options = task_options(spec)
     values = parse_options("task", options, given)
@@ -277,11 +273,7 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
 
 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and convert given values (words of the command line or YAML values) and fill in the defaults.
-
-    Raises:
-        UserError: a name is unknown, a value has the wrong type, or a required option is missing.
-    """
+    """Convert given values (words of the command line or YAML values), and fill in the defaults (UserError)."""
     start = f"{prefix}.".removeprefix(".")
     for name in sorted(given.keys() - options.keys()):
         raise unknown_setting(f"{start}{name}", [f"--{start}{known}" for known in options])

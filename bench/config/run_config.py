@@ -186,9 +186,8 @@ class RunConfig(BaseModel):
     def identity(self) -> dict[str, Any]:
         """All that determines the result, in strict JSON: `run_id` is its hash.
 
-        It excludes folders, and what changes only rounding: micro-batches, `compile`, lanes. It also excludes options
-        of task and trainer at their defaults, so that a new option does not change the ids of earlier runs; a changed
-        default increments the task's version. A file or a model's folder counts by its content.
+        It excludes folders, what changes only rounding, and options of task and trainer at their defaults, so that a
+        new option does not change the ids of earlier runs. A changed default increments the task's version.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         idle = {"micro_batch_size", "compile", "checkpoint_seconds"}
@@ -318,6 +317,7 @@ _NEEDS = {
     "average_every": ("average", ("lawa",)),
 }
 """Options of training, and the values of another option with which they have an effect."""
+_NOTED = set[str]()
 
 
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
@@ -325,20 +325,16 @@ def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     for name, (key, kinds) in _NEEDS.items():
         value, usual, kind = getattr(trainer, name), TrainerOptions.model_fields[name].default, getattr(trainer, key)
         if kind not in kinds and value != usual:
-            say_once(f"--trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}")
+            note = f"bench: --trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}"
+            if is_main_process() and note not in _NOTED:
+                print(note, file=sys.stderr)
+                _NOTED.add(note)
             trainer = trainer.model_copy(update={name: usual})
     most = 1 - trainer.warmup
     if trainer.schedule == "wsd" and trainer.decay > most:
         why = f"with a warm-up over {trainer.warmup:g} of the steps it can be at most {most:g}"
         raise UserError(f"--trainer.decay {trainer.decay:g}: {why}")
     return trainer
-
-
-@lru_cache
-def say_once(line: str) -> None:
-    """Print a line on standard error, once in this process."""
-    if is_main_process():
-        print(f"bench: {line}", file=sys.stderr)
 
 
 def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,7 +368,6 @@ def on_device(config: RunConfig) -> RunConfig:
     count = torch.cuda.device_count() if config.device == "cuda" else int(torch.backends.mps.is_available())
     if not count:
         raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
-    if config.trainer.devices > count:
-        why = f"this machine has {count} {config.device} devices"
-        raise UserError(f"--trainer.devices {config.trainer.devices}: {why}")
+    if (wanted := config.trainer.devices) > count:
+        raise UserError(f"--trainer.devices {wanted}: this machine has {count} {config.device} devices")
     return config

@@ -1,6 +1,6 @@
 """The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
@@ -83,22 +83,6 @@ def _differing(settings: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any
     return {k: plain(v) for k, v in settings.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
-    """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
-    config = configs[0]
-    of_task = {f"task.{name}": value for name, value in config.task_options.items()}
-    tuned = resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
-    if any(config.opt_options != tuned for config in configs):
-        return None
-    path = tuned_file(config.task, config.opt)
-    study = provenance_of(path)
-    chosen = {*seeds_from_words(study.seeds)}
-    if seeds := chosen & {config.seed for config in configs}:
-        why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
-        raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
-    return TunedBy(study.study or path.name, study.split)
-
-
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
     """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
 
@@ -108,4 +92,17 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
     pairs: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:
         pairs.setdefault((config.task, config.opt), []).append(config)
-    return {pair: study for pair, alike in pairs.items() if (study := _tuned_by(alike)) is not None}
+    sources = dict[tuple[str, str], TunedBy]()
+    for (task, opt), alike in pairs.items():
+        of_task = {f"task.{name}": value for name, value in alike[0].task_options.items()}
+        tuned = resolve({"task": task, "opt": opt, **of_task}, tuned=True).opt_options
+        if any(config.opt_options != tuned for config in alike):
+            continue
+        path = tuned_file(task, opt)
+        study = provenance_of(path)
+        chosen = {*seeds_from_words(study.seeds)}
+        if seeds := chosen & {config.seed for config in alike}:
+            why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
+            raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
+        sources[task, opt] = TunedBy(study.study or path.name, study.split)
+    return sources

@@ -24,7 +24,7 @@ from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import amount, is_table, open_bytes, sha256
-from tasks.language.sources import CORPORA, TextSource, find_corpus
+from tasks.language.sources import CORPORA, TextSource, find
 from tasks.language.vocabulary import (
     BYTES,
     LEAST_PAIRS,
@@ -83,6 +83,7 @@ class CorpusData(TaskData):
     """
 
     seeded = False
+    SOURCES = CORPORA
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class CorpusData(TaskData):
         check_range("vocab", vocab, LEAST_PAIRS, MOST)
         check_range("length", length, 1)
         check_range("n_val", 1 if n_val is None else n_val, 1)
-        source = self.find(root, corpus)
+        source: TextSource = find(CORPORA, root, corpus)
         source.require(root)
         files = source.files(root)
         digests = {split: sha256(*paths) for split, paths in files.items()}
@@ -118,7 +119,11 @@ class CorpusData(TaskData):
                 raise DataError(f"{why}: use a longer text, or a smaller --task.length")
         if len(self.vocabulary) < 2:
             raise DataError(f"the text of {files['train'][0]} has only one distinct character; use another")
-        notes = list(_parts(source, files))
+        notes = list[str]()
+        for split, paths in files.items():
+            (name, official), size = source.expected[split], sum(map(amount, paths))
+            if official not in (None, size) and all(path.suffix == Path(name).suffix for path in paths):
+                notes.append(f"{size:,} of {official:,} {'rows' if name.endswith('.parquet') else 'bytes'} of {name}")
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
             size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
@@ -138,16 +143,6 @@ class CorpusData(TaskData):
             split: torch.tensor(n / self.sizes[split], dtype=torch.float64) for split, n in predictions.items()
         }
         self._bytes, self._columns = torch.from_numpy(self.vocabulary.sizes), torch.arange(length)
-
-    @classmethod
-    def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> TextSource:
-        """The corpus of this name, or the file of this name; it does not depend on the data folder."""
-        return find_corpus(corpus)
-
-    @classmethod
-    def here(cls, root: Path) -> list[str]:
-        """The corpora that are in this data folder."""
-        return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
         """Facts that identify the stream: digests of files, validation text and tokenizer; tokens and bytes."""
@@ -239,14 +234,6 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
                 yield "".join(rows)
                 rows, size = [], 0
     yield "".join(rows)
-
-
-def _parts(source: TextSource, files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
-    """Descriptions of files that are smaller than the official ones, which have the same ending."""
-    for split, paths in files.items():
-        (name, official), size = source.expected[split], sum(map(amount, paths))
-        if official not in (None, size) and all(path.suffix == Path(name).suffix for path in paths):
-            yield f"{size:,} of {official:,} {'rows' if name.endswith('.parquet') else 'bytes'} of {name}"
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ batches (`tasks.core.order.BatchOrder`), so that little of a batch is padding.
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from tasks.core.files import DataError
 from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import sha256
-from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource, find, here
+from tasks.language.sources import MNLI, SST2, TOXICITY, TextSource, find
 from tasks.language.tokenizer import (
     LEAST_VOCABULARY,
     has_tokenizer,
@@ -73,6 +73,7 @@ class TextData(TaskData):
         dataset: one of the task's data sets, if it has several (`TaskSpec.datasets`); by default the first that exists.
 
     Attributes:
+        SOURCES: the data sets that `dataset` chooses from.
         source: the data set.
         digests: of its texts by split.
         num_classes: labels are in [0, num_classes).
@@ -82,7 +83,7 @@ class TextData(TaskData):
         lengths: tokens of each row of "train", int64 on the CPU.
     """
 
-    SOURCES: tuple[TextSource, ...]
+    SOURCES: ClassVar[Mapping[str, TextSource]]
     digests: Mapping[str, str]
     seeded = False
 
@@ -118,21 +119,11 @@ class TextData(TaskData):
         amounts = {split: rows for split, (_, rows) in encoded.items()}
         self._place({split: file for split, (file, _) in encoded.items()}, amounts, n_train, max_length)
 
-    @classmethod
-    def find(cls, root: Path, dataset: str | None = None) -> TextSource:
-        """The data set of this name, by default the first that is in this data folder, or else the first."""
-        return find(cls.SOURCES, root, dataset)
-
-    @classmethod
-    def here(cls, root: Path) -> list[str]:
-        """The data sets that are in this data folder."""
-        return here(cls.SOURCES, root)
-
     # -- texts and their tokens ---------------------------------------------------------------------------------------
 
     def _open(self, root: Path, dataset: str | None) -> TextSource:
         """The data set, whose files exist; sets the digests."""
-        source = self.find(root, dataset)
+        source: TextSource = find(self.SOURCES, root, dataset)
         source.require(root)
         self._files = source.files(root)
         self.digests = {split: sha256(*paths) for split, paths in self._files.items()}
@@ -298,7 +289,7 @@ class MNLIData(TextData):
 
     report = "matched"
     also = ("mismatched",)
-    SOURCES = (MNLI,)
+    SOURCES: ClassVar = {"mnli": MNLI}
 
 
 class SST2Data(TextData):
@@ -309,7 +300,7 @@ class SST2Data(TextData):
     """
 
     report = "validation"
-    SOURCES = (SST2,)
+    SOURCES: ClassVar = {"sst2": SST2}
 
 
 class CivilCommentsData(TextData):
@@ -319,4 +310,4 @@ class CivilCommentsData(TextData):
     `<root>/jigsaw_toxicity` stand in for missing Civil Comments.
     """
 
-    SOURCES = (CIVIL_COMMENTS, JIGSAW)
+    SOURCES = TOXICITY

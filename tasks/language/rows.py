@@ -26,7 +26,7 @@ class RowTexts(TextData):
     """
 
     report = "test"
-    SOURCES = ()  # the suite knows no files for them in the data folder
+    SOURCES: ClassVar = {}  # the suite knows no files for them in the data folder
     name: ClassVar[str]
     classes: ClassVar[int]
     n_val: ClassVar[int] = 5_000

@@ -107,7 +107,11 @@ class TextSource:
                 )
         table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
-            check_texts(path, table[name], name)
+            if table[name].null_count or str(table[name].type) not in ("string", "large_string"):
+                for row, value in enumerate(table[name].to_pylist()):
+                    if not isinstance(value, str):
+                        what = f"{path}: row {row} has no text in column {name!r} but {value!r}"
+                        raise DataError(f"{what}; remove such rows")
         if self.label not in names or not (self.classes or self.threshold):
             return table, 0
         labels = pa.array(self._labels(path, table[self.label]), pa.int64())
@@ -130,14 +134,6 @@ class TextSource:
             what = f"{path}: row {row} has the {self.label} {words[row]!r}"
             raise DataError(f"{what}; it must be one of {known_words}: rename your labels")
         return labels
-
-
-def check_texts(path: Path, column: Any, name: str) -> None:
-    """Raise a DataError with the first value that is no text."""
-    if column.null_count or str(column.type) not in ("string", "large_string"):
-        for row, value in enumerate(column.to_pylist()):
-            if not isinstance(value, str):
-                raise DataError(f"{path}: row {row} has no text in column {name!r} but {value!r}; remove such rows")
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------------
@@ -207,20 +203,7 @@ JIGSAW = replace(
     hub=None,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
 )
-
-
-def here(sources: Iterable[TextSource], root: Path) -> list[str]:
-    """The data sets that are in this data folder."""
-    return [source.folder for source in sources if (root / source.folder).is_dir()]
-
-
-def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) -> TextSource:
-    """The data set of this name, by default the first that is in this data folder, or else the first."""
-    known = {source.folder: source for source in sources}
-    dataset = dataset or next(iter(here(sources, root)), next(iter(known)))
-    if dataset not in known:
-        raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
-    return known[dataset]
+TOXICITY = {source.folder: source for source in (CIVIL_COMMENTS, JIGSAW)}
 
 
 # -- corpora ----------------------------------------------------------------------------------------------------------
@@ -250,18 +233,25 @@ CORPORA = {
 }
 
 
-def find_corpus(corpus: str) -> TextSource:
-    """The corpus of this name, or the file of this name."""
-    path = Path(corpus).expanduser()
-    if corpus in CORPORA:
-        return CORPORA[corpus]
+def here(sources: Mapping[str, Any], root: Path) -> list[str]:
+    """The data sets, by name, that are in this data folder."""
+    return [name for name, source in sources.items() if (root / source.folder).is_dir()]
+
+
+def find(sources: Mapping[str, Any], root: Path, name: str | None = None) -> Any:
+    """The data set, or the corpus in a file, of this name; by default the first in this data folder, or the first."""
+    name = name or next(iter([*here(sources, root), *sources]))
+    if name in sources:
+        return sources[name]
+    if sources is not CORPORA:
+        raise ValueError(f"dataset={name} is not known: it must be {' or '.join(sources)}")
+    path = Path(name).expanduser()
     if path.is_file():
         return TextSource(str(path.parent.resolve()), {"train": (path.name, None)})
-    if path.is_dir():
-        raise ValueError(f"corpus={corpus} is a folder; name the file in it")
-    if path.suffix or len(path.parts) > 1:
-        raise ValueError(f"corpus={corpus} does not exist")
-    raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
+    why = f"is not known: it must be one of {', '.join(CORPORA)}, or a file with text"
+    if path.is_dir() or path.suffix or len(path.parts) > 1:
+        why = "is a folder; name the file in it" if path.is_dir() else "does not exist"
+    raise ValueError(f"corpus={name} {why}")
 
 
 # -- `TaskSpec.files` of tasks whose options choose the files ---------------------------------------------------------
@@ -269,9 +259,9 @@ def find_corpus(corpus: str) -> TextSource:
 
 def civil_comments(root: Path, dataset: str | None = None) -> None:
     """See `TextSource.require`."""
-    find((CIVIL_COMMENTS, JIGSAW), root, dataset).require(root)
+    find(TOXICITY, root, dataset).require(root)
 
 
 def corpus(root: Path, corpus: str) -> None:
     """See `TextSource.require`."""
-    find_corpus(corpus).require(root)
+    find(CORPORA, root, corpus).require(root)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class SquadData(TextData):
     """
 
     report = "validation"
-    SOURCES = (SQUAD,)
+    SOURCES: ClassVar = {"squad": SQUAD}
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class MNISTData(ImageData):
     """MNIST: 60,000 + 10,000 digits of 28 x 28 grey pixels, from its four files in `<root>/MNIST/raw`."""
 
     name, classes, n_val = "mnist", 10, 5_000
-    SOURCE = MNIST
+    SOURCES: ClassVar = {"mnist": MNIST}
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
@@ -187,7 +187,7 @@ class CIFAR10Data(ImageData):
     """
 
     name, classes, n_val = "cifar10", 10, 5_000
-    SOURCE = CIFAR10
+    SOURCES: ClassVar = {"cifar10": CIFAR10}
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
