@@ -97,11 +97,8 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
 
 
 def test_show_defines_a_tasks_measurements(cli):
-    dm1, planted, joint = (
-        " ".join(cli("show", name).out.split()) for name in ("mha_dm1", "mha_planted", "synthetic_joint")
-    )
+    dm1, joint = (" ".join(cli("show", name).out.split()) for name in ("mha_dm1", "synthetic_joint"))
     assert "train_error, test_error share of sequences on the wrong side of 0" in dm1
-    assert "attn_score" not in planted  # which only the other task has
     assert "norm_W ||W||_F" in joint  # inherited
 
 

@@ -35,7 +35,7 @@ def type_in_source(kind: Any) -> str:
     return kind.__name__ if is_class else str(kind).replace("typing.", "")
 
 
-def options_of(target: str, skip: int) -> dict[str, list[Any]]:
+def options_of(target: Any, skip: int) -> dict[str, list[Any]]:
     """Type, default and help of the options of `module:Class`, imported."""
     options = imported_options(load(target), skip)
     return {name: [type_in_source(option.type), option.default, option.help] for name, option in options.items()}
@@ -54,7 +54,7 @@ def table() -> str:
     for spec in TASKS.own.values():
         skipped |= {spec.data: 2, spec.module: 1}
     options = {target: options_of(target, skip) for target, skip in skipped.items()}
-    measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measures}
+    measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measure_every}
     return json.dumps({"options": options, "measurements": measurements}, indent=1) + "\n"
 
 

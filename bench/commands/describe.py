@@ -81,10 +81,10 @@ def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
-    """A task's measurements with their description."""
-    texts, names = stored("measurements").get(spec.module, {}), dict[str, list[str]]()
-    for name in spec.measures.split(", "):
-        names.setdefault(texts.get(name, "").rstrip("."), []).append(name)
+    """The measurements of a task of the suite, with their description."""
+    names = dict[str, list[str]]()
+    for name, text in stored("measurements").get(str(spec.module), {}).items():
+        names.setdefault(text.rstrip("."), []).append(name)
     return [line for text, group in names.items() for line in row(", ".join(group), text)]
 
 

@@ -63,14 +63,12 @@ class Encoder(Task):
     Attributes:
         AUTO: transformers' class of such models.
         DRAWN: prefix of the names of the head's weights.
-        PRETRAINED: whether the task is named after pretrained weights; then `part` notes a model from scratch.
     """
 
     roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
     pieces: Mapping[str, int] = {"*.qkv.weight": 3}
     AUTO: ClassVar[Any]
     DRAWN: ClassVar[str]
-    PRETRAINED: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class Encoder(Task):
         self.num_classes = data.num_classes
         if scratch:
             config, folder = _small_bert(data, layers, width), None
-            self.part = _SMALL if self.PRETRAINED else None
+            self.part = _SMALL if getattr(data, "SOURCES", True) else None  # own rows are not named after a model
         else:
             folder = _folder_with(model, [_CONFIG] if drawn else [_CONFIG, _WEIGHTS])
             config = _config_of(model, folder, data)
@@ -186,12 +184,6 @@ class TextClassifier(Encoder):
     def metrics(self) -> dict[str, Metric]:
         """Accuracy, by the largest logit."""
         return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
-
-
-class RowClassifier(TextClassifier):
-    """`TextClassifier` for the user's own rows: the task is named after the texts, not after a model."""
-
-    PRETRAINED = False
 
 
 def _small_bert(data: "TextData", layers: int, width: int) -> Any:
