@@ -5,9 +5,9 @@ from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
 from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.config.tuned import Sources, TunedBy, provenance_of, tuned_file
+from bench.config.tuned import Sources, TunedBy, origin_of, tuned_file
 from bench.errors import UserError
-from bench.text import comparable, plain, seeds_from_words
+from bench.text import comparable, plain
 from optimizers.groups import REST
 
 SAME_RESULT = (
@@ -99,10 +99,8 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
         if any(config.opt_options != tuned for config in alike):
             continue
         path = tuned_file(task, opt)
-        study = provenance_of(path)
-        chosen = {*seeds_from_words(study.seeds)}
-        if seeds := chosen & {config.seed for config in alike}:
+        sources[task, opt], chosen = origin_of(path)
+        if seeds := {*chosen} & {config.seed for config in alike}:
             why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
             raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
-        sources[task, opt] = TunedBy(study.study or path.name, study.split)
     return sources
