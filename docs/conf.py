@@ -21,7 +21,7 @@ from bench.cli.commands import COMMANDS  # noqa: E402
 from bench.cli.help import command_help  # noqa: E402
 from bench.commands.describe import hyperparameter_rows, row, rows  # noqa: E402
 from bench.config.options import task_options  # noqa: E402
-from bench.config.run_config import resolve, trainer_options  # noqa: E402
+from bench.config.run_config import model_options, resolve  # noqa: E402
 from bench.config.values import reference_folder  # noqa: E402
 from bench.plots.report import page, stores_in_words  # noqa: E402
 from bench.store.stores import Stores  # noqa: E402
@@ -117,7 +117,7 @@ def for_narrow_screens(app: Sphinx, doctree: nodes.document) -> None:
 
 def trainer_lines() -> str:
     """The options `--trainer.*`."""
-    options = trainer_options().items()
+    options = model_options().items()
     texts = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options)
     return "\n".join(line for lines in texts for line in lines)
 

@@ -18,24 +18,9 @@ if TYPE_CHECKING:
     from optimizers.step_size import check_range, run_closure
 
 __all__ = [
-    "NGD",
-    "OPTIMIZERS",
-    "PS",
-    "ROLES",
-    "SNGD",
-    "SPS",
-    "STEP_KEYWORDS",
-    "TASK_VALUE",
-    "LogUniform",
-    "MoMo",
-    "Muon",
-    "OptimizerSpec",
-    "Parameter",
-    "Traits",
-    "check_range",
-    "global_norm",
-    "run_closure",
-]
+    "NGD", "OPTIMIZERS", "PS", "ROLES", "SNGD", "SPS", "STEP_KEYWORDS", "TASK_VALUE", "LogUniform", "MoMo", "Muon",
+    "OptimizerSpec", "Parameter", "Traits", "check_range", "global_norm", "run_closure",
+]  # fmt: skip
 
 _LATER = {"check_range": "step_size", "run_closure": "step_size", "global_norm": "norms"}
 """Helpers imported on first use, so that listing the names does not import torch."""

@@ -112,10 +112,8 @@ def _part(
     for role, options in by_role.items():
         if role not in roles:
             option, value = next(iter(options.items()))
-            raise ValueError(
-                f"{prefix}{role}.{option}={value}: this model has no parameter of the role {role} for {spec.name}, only"
-                f" of {', '.join(roles)}; remove it"
-            )
+            why = f"this model has no parameter of the role {role} for {spec.name}, only of {', '.join(roles)}"
+            raise ValueError(f"{prefix}{role}.{option}={value}: {why}; remove it")
     declared = _declared(spec, [parameters[i] for i in indices], common)
     members: dict[Any, tuple[list[int], dict[str, Any]]] = {}
     for i, values_of_parameter in zip(indices, declared, strict=True):
@@ -144,11 +142,8 @@ def _declared(
     except Exception as error:  # of a plug-in
         raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}") from error
     if len(declared) != len(parameters) or not all(isinstance(item, Mapping) for item in declared):
-        kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in declared)) or "nothing"
-        raise ValueError(
-            f"{spec.groups} returns {len(declared)} values ({kinds}) for {len(parameters)} parameters, not a mapping"
-            " for each"
-        )
+        what = f"{len(declared)} values for {len(parameters)} parameters"
+        raise ValueError(f"{spec.groups} returns {what}, not a mapping for each")
     return declared
 
 

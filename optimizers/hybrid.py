@@ -45,10 +45,8 @@ def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Para
         if fixed := sorted(group.values.keys() - optimizer.defaults.keys()):
             if fixed[0] not in inspect.signature(cls).parameters:
                 raise ValueError(f"{part.spec.groups} gives {fixed[0]}, which {part.spec.name} does not have")
-            raise ValueError(
-                f"{group.roles[0]}.{fixed[0]}={group.values[fixed[0]]}: {part.spec.name} has one {fixed[0]} for all"
-                " parameters"
-            )
+            why = f"{part.spec.name} has one {fixed[0]} for all parameters"
+            raise ValueError(f"{group.roles[0]}.{fixed[0]}={group.values[fixed[0]]}: {why}")
     return optimizer
 
 
@@ -158,10 +156,8 @@ def _known(loss: Any, part: Optimizer) -> Callable[[], Any]:
 
     def closure() -> Any:
         if versions != [p._version for p in params]:
-            raise RuntimeError(
-                f"{type(part).__name__} moves its weights before it calls the closure; this needs another evaluation,"
-                " which is not possible beside a method for the rest"
-            )
+            why = "moves its weights before it calls the closure, which is not possible beside a method for the rest"
+            raise RuntimeError(f"{type(part).__name__} {why}")
         return loss
 
     return closure

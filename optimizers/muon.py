@@ -71,10 +71,8 @@ class Muon(CheckedOptimizer):
         check_range("ns_steps", group["ns_steps"], 0, 100, open_high=True)
         for p in group["params"]:
             if p.ndim < 2:
-                raise ValueError(
-                    f"Muon updates matrices, and a parameter has the shape {tuple(p.shape)}; use another method for"
-                    " other parameters (on the command line --opt.rest adamw)"
-                )
+                what = f"Muon updates matrices, and a parameter has the shape {tuple(p.shape)}"
+                raise ValueError(f"{what}; use another method for others (on the command line --opt.rest adamw)")
             if p.shape[-2] % group["pieces"]:
                 raise ValueError(f"pieces={group['pieces']}: a parameter of shape {tuple(p.shape)} has no such rows")
 

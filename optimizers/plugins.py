@@ -124,9 +124,8 @@ def load(target: str) -> Any:
     value = load_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise PluginError(f"{place} has no {part!r}{meant}")
+            near = get_close_matches(part, dir(value), n=1)
+            raise PluginError(f"{place} has no {part!r}" + "".join(f"; did you mean {name!r}?" for name in near))
         value = getattr(value, part)
     return value
 

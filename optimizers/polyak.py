@@ -120,13 +120,7 @@ class PS(SPS):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1.0,
-        c: float = 1.0,
-        f_star: float = 0.0,
-        *,
-        fused: bool | None = None,
+        self, params: Iterable[Any], lr: float = 1.0, c: float = 1.0, f_star: float = 0.0, *, fused: bool | None = None
     ) -> None:
         super().__init__(params, lr, c, f_star=f_star, fused=fused)
 

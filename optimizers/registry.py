@@ -195,10 +195,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
 
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
         what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
-        raise PluginError(
-            f"{origin.target} is {what}; an optimizer is a class that derives from torch.optim.Optimizer, or an"
-            " optimizers.OptimizerSpec that names one"
-        )
+        how = "a class that derives from torch.optim.Optimizer, or an optimizers.OptimizerSpec that names one"
+        raise PluginError(f"{origin.target} is {what}; an optimizer is {how}")
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     rates = [name for name in inspect.signature(value).parameters if name in ("lr", "learning_rate")]
     averages = hasattr(value, "eval")  # as in schedule-free methods

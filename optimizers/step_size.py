@@ -83,10 +83,8 @@ class StepSizeOptimizer(CheckedOptimizer):
         """The loss, of the closure if there is one; without either a ValueError."""
         value = run_closure(closure) if closure is not None else loss
         if value is None:
-            raise ValueError(
-                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
-                " or step(loss=...)"
-            )
+            how = "call step(closure) with a closure that returns it, or step(loss=...)"
+            raise ValueError(f"{type(self).__name__} needs the loss: {how}")
         return value
 
     def _collect(self, norm: Tensor | None) -> tuple[list[tuple[dict[str, Any], list[Tensor]]], Tensor | None]:

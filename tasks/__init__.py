@@ -16,17 +16,9 @@ if TYPE_CHECKING:
     from tasks.user_data import image_task, text_task
 
 __all__ = [
-    "TASKS",
-    "BatchRandomness",
-    "DataError",
-    "Outcome",
-    "Task",
-    "TaskData",
-    "TaskSpec",
-    "derive_seed",
-    "image_task",
+    "TASKS", "BatchRandomness", "DataError", "Outcome", "Task", "TaskData", "TaskSpec", "derive_seed", "image_task",
     "text_task",
-]
+]  # fmt: skip
 
 _LATER = {
     "BatchRandomness": "core.randomness",

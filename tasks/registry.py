@@ -14,11 +14,6 @@ _PAPER_A = (
     "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
     " or of Tarzanagh et al., Transformers as Support Vector Machines"
 )
-_MEASURES_A = (
-    "norm_W, alignment, distance, min_margin, mean_margin, on_optimal, off_optimal, entropy, train_error,"
-    " test_loss, test_error"
-)
-_MEASURES_B = "avg_norm_W, avg_norm_U, entropy, train_error, test_loss, test_error"
 _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants are ours"
 
 
@@ -107,7 +102,6 @@ TASKS = Registry(
             data="tasks.theory.synthetic:FixedDecoderData",
             source=_PAPER_A,
             version=2,
-            measures=_MEASURES_A,
             ranks_training=True,
         ),
         _theory(
@@ -116,7 +110,6 @@ TASKS = Registry(
             module="tasks.theory.synthetic:JointClassifier",
             data="tasks.theory.synthetic:MixtureTokenData",
             source=_PAPER_A,
-            measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
             ranks_training=True,
         ),
         _theory(
@@ -126,7 +119,6 @@ TASKS = Registry(
             data="tasks.theory.multihead:MixtureData",
             source=_PAPER_B,
             version=3,
-            measures=f"{_MEASURES_B}, attn_score, off_relevant",
             steps_per_call=40,
         ),
         _theory(
@@ -136,7 +128,6 @@ TASKS = Registry(
             data="tasks.theory.multihead:PlantedData",
             source=_PAPER_B,
             version=3,
-            measures=f"{_MEASURES_B}, align_W, align_U",
             budget={"max_steps": 1000},
             steps_per_call=20,
         ),
@@ -147,7 +138,6 @@ TASKS = Registry(
             data="tasks.theory.attention_matrix:AttentionMatrixData",
             source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1;"
             " sizes and distributions are ours",
-            measures="error, divergence, construction_error, construction_divergence",
             ranks_training=True,
         ),
         image_spec(

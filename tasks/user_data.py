@@ -63,9 +63,9 @@ def text_task(
     """
     data = type("Texts", (RowTexts,), _attributes(name, rows, classes, n_val))
     presets = {"scratch": {"scratch": True}, "pretrained": {"scratch": False}}
-    values = {"name": name, "title": f"BERT on {name}", "module": "tasks.language.bert:RowClassifier", "data": data}
+    values = {"name": name, "title": f"BERT on {name}", "data": data, "presets": presets}
     values |= {"derived": {}} if "module" in spec else {}  # another module may lack the options
-    return text_spec(**{**values, "presets": presets, **spec})
+    return text_spec(**{**values, **spec})
 
 
 def _attributes(name: str, samples: Callable[[Path], Any], classes: int, n_val: int | None) -> dict[str, Any]:

@@ -232,7 +232,6 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
     [
         (("standard", 24, 4, 8), {}, "^head_dim=8 is not 6, the size of 4 standard heads of width=24"),
         (("dcmha", 24, 5, None), {"shown": "embed_dim=24"}, "^num_heads=5 does not divide embed_dim=24"),
-        (("linear", 24, 4, None), {}, "^attention=linear is not known: it must be one of standard, fixed_head, dcmha"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(arguments: Any, options: dict[str, Any], message: str) -> None:

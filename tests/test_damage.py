@@ -162,8 +162,8 @@ def test_a_damaged_report_is_named_and_left_out(cli: Cli, here: Path, folder: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("opt: {name: sgd}\nprovenance: words", "provenance"),
-        ("opt: {name: sgd}\nprovenance: {versions: {task: []}}", "provenance.versions"),
+        ("opt: {name: sgd}\nprovenance: words", "provenance must"),
+        ("opt: {name: sgd}\nprovenance: {seeds: []}", "provenance must"),
     ],
 )
 def test_damaged_tuned_settings_are_named(cli: Cli, here: Path, text: str, words: str) -> None:

@@ -27,9 +27,7 @@ def report(cli: Cli, data: Path, store: Path) -> tuple[int, list[list[str]]]:
     """Exit code of `bench doctor`, and its lines as level, subject, text."""
     answer = cli("doctor", "--data", data, "--store", store)
     assert answer.err == ""
-    *lines, empty, _ = answer.out.splitlines()
-    assert empty == ""
-    return answer.code, [line.split(maxsplit=2) for line in lines]
+    return answer.code, [line.split(maxsplit=2) for line in answer.out.splitlines()]
 
 
 def failure(cli: Cli, data: Path, store: Path) -> str:
@@ -47,8 +45,8 @@ def test_healthy_machine(cli: Cli, tmp_path: Path) -> None:
     code, lines = report(cli, data, tmp_path / "no-store")
     assert code == 0
     levels = {subject: level for level, subject, _ in lines}
-    assert all(levels[subject] == "ok" for subject in ("python", "suite", *doctor.LIBRARIES, "cpu", "disk"))
-    assert all(levels[subject] == "note" for subject in ("gpu", "mnist", "cifar10", "store"))
+    assert all(levels[subject] == "ok" for subject in ("python", "suite", *doctor.LIBRARIES, "cpu", "store"))
+    assert all(levels[subject] == "note" for subject in ("gpu", "mnist", "cifar10"))
     text = "\n".join(line[2] for line in lines)
     assert str(data / "MNIST" / "raw") in text
     assert list(tmp_path.iterdir()) == [data]  # the command writes nothing
@@ -70,16 +68,10 @@ def test_a_disk_without_writes_or_locks(
     assert "--store" in text
 
 
-def test_a_full_disk(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
-    assert f"free at {tmp_path}; choose another" in failure(cli, tmp_path, tmp_path / "runs" / "deeper")
-
-
 def test_runs_are_counted_and_damaged_ones_named(cli: Cli, tmp_path: Path) -> None:
-    for name, status in (("a", "completed"), ("b", "completed"), ("c", "diverged")):
-        add_run(tmp_path / "runs", name, status=status)
+    add_run(tmp_path / "runs", "a")
     (add_run(tmp_path / "runs", "damaged") / "done/runs.jsonl").write_text('{"run_id": ')
-    assert any("2 completed, 1 diverged" in text for _, _, text in report(cli, tmp_path, tmp_path / "runs")[1])
+    assert any("runs, 1 run" in text for _, _, text in report(cli, tmp_path, tmp_path / "runs")[1])
     text = failure(cli, tmp_path, tmp_path / "runs")
     assert str(tmp_path / "runs" / "damaged") in text
     assert "copy it again from its source, or delete it and train again" in text
@@ -136,7 +128,7 @@ RIGHT = {"a": "0cc175b9c0f1b6a831c399e269772661"}
 def test_data_complete_damaged_and_partly_there(tmp_path: Path, md5: dict[str, str], level: str, part: str) -> None:
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "c.gz").write_bytes(b"\x1f\x8b torn")
-    spec: Any = SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCE=ImageSource(str(tmp_path), md5, "")))
+    spec: Any = SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCES={"x": ImageSource(str(tmp_path), md5, "")}))
     diagnosis = data_diagnosis(spec, tmp_path)
     assert diagnosis.level == level
     assert part in diagnosis.text

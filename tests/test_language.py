@@ -179,7 +179,7 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
     path = str(folder())
     for options, message in (
         ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
-        ({"init_std": float("inf")}, "^init_std=inf .* at least 0 and finite"),
+        ({"init_std": float("inf")}, "^init_std=inf .* it must be in"),
         ({"heads": "regroup", "scratch": True}, "^heads=regroup keeps loaded weights, and scratch=true loads none"),
         ({"scratch": False, "model": path, "num_heads": 5}, "^num_heads=5 does not divide the model's width of 12"),
     ):
@@ -216,8 +216,8 @@ def test_incomplete_model_folders_are_refused_in_one_line(folder: Folder, tmp_pa
     weights.write_bytes(whole[:1000])
     assert "model.safetensors cannot be read" in refused(path)
     weights.unlink()
-    assert "has no model.safetensors; name a folder" in refused(path)
-    assert "Weights in a pickle (pytorch_model.bin) can run any code and are not read" in refused(path)
+    assert "has no model.safetensors; " in refused(path)
+    assert "weights in a pickle (pytorch_model.bin) can run any code and are not read" in refused(path)
     weights.write_bytes(whole)
     (path / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(path)

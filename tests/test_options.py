@@ -2,51 +2,67 @@
 
 import inspect
 import json
+import typing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.config.options import (
-    MISSING,
+    STORED,
     all_optimizer_options,
+    documented,
+    imported_options,
     optimizer_options,
     parse_options,
-    read_options,
     task_options,
 )
 from bench.config.run_config import resolve, settings_of
 from bench.config.settings import chosen_of
 from bench.errors import UserError
 from bench.text import plain
-from optimizers import OPTIMIZERS, TASK_VALUE
+from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, readings
+from optimizers.plugins import load
 from tasks import TASKS
 
 SYNTHETIC = {"task": "synthetic", "opt": "sngd"}
 
 
-def signature(cls: type, *skip: str) -> dict[str, object]:
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    return {p.name: MISSING if p.default is p.empty else p.default for p in parameters if p.name not in skip}
+def type_in_source(kind: Any) -> str:
+    """A type as Python source."""
+    is_class = isinstance(kind, type) and not typing.get_args(kind)
+    return kind.__name__ if is_class else str(kind).replace("typing.", "")
 
 
-# -- options read from source ---------------------------------------------------------------------------------------
+def options_of(target: Any, skip: int) -> dict[str, list[Any]]:
+    """Type, default and help of the options of `module:Class`, imported."""
+    options = imported_options(load(target), skip)
+    return {name: [type_in_source(option.type), option.default, option.help] for name, option in options.items()}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_options_are_the_constructors(name):
-    spec = OPTIMIZERS[name]
-    read = {o.name: o.default for o in read_options(spec.target, ("params",)).values()}
-    assert read == signature(spec.cls, "params")
-    assert {o.name: o.default for o in optimizer_options(spec).values()} == read | dict(spec.defaults)
+def measurements_of(cls: Any) -> dict[str, str]:
+    """What a task measures, from the docstrings of `measure_at`."""
+    methods = [vars(base)["measure_at"] for base in cls.__mro__[::-1] if "measure_at" in vars(base)]
+    return {k: v for method in methods for k, v in documented(inspect.getdoc(method), "Keys").items()}
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_task_options_are_the_constructors(name):
-    spec = TASKS[name]
-    expected = signature(spec.data_cls, "root", "seed") | signature(spec.module_cls, "data")
-    expected |= {"preset": next(iter(spec.presets))} if spec.presets else {}
-    assert {o.name: o.default for o in task_options(spec).values()} == expected
+def table() -> str:
+    """What `options.json` must hold."""
+    more = [spec for spec in vars(readings).values() if isinstance(spec, OptimizerSpec)]
+    skipped = {spec.target: 1 for spec in [*OPTIMIZERS.own.values(), *more]}
+    for spec in TASKS.own.values():
+        skipped |= {spec.data: 2, spec.module: 1}
+    options = {target: options_of(target, skip) for target, skip in skipped.items()}
+    measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measure_every}
+    return json.dumps({"options": options, "measurements": measurements}, indent=1) + "\n"
+
+
+# -- options of constructors -----------------------------------------------------------------------------------------
+
+
+def test_the_stored_options_are_those_of_the_constructors():
+    assert STORED.read_text("utf-8") == table(), "write it again with `python -m tests.test_options`"
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *TASKS])
@@ -259,7 +275,7 @@ def test_a_run_at_the_defaults_of_its_family_has_chosen_nothing(by_family):
 
 
 def test_defaults_by_family_are_shown(cli, by_family):
-    assert "  vision                     lr 0.7, rest.lr 0.07 (mnist, cifar10)" in cli("show", "muon").out
+    assert "  vision                       lr 0.7, rest.lr 0.07" in cli("show", "muon").out
     assert "default 0.6" in cli("fit", "--task", "mnist", "--opt", "sgdm", "--help").out
     assert "default 0.6" not in cli("fit", "--task", "lm", "--opt", "sgdm", "--help").out
 
@@ -270,3 +286,7 @@ def test_values_by_family_exist_and_are_of_families_that_tasks_have():
         assert spec.by_family.keys() <= families
         for values in spec.by_family.values():
             assert values.keys() <= all_optimizer_options(spec, {}).keys()
+
+
+if __name__ == "__main__":
+    STORED.write_text(table(), "utf-8")

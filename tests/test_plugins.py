@@ -20,7 +20,6 @@ from bench.store.store import Store
 from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry
-from tasks import TASKS
 from tests.programs import Program
 
 ROOT = Path(__file__).parent.parent
@@ -150,20 +149,6 @@ def test_imports_from_its_folder_belong_to_an_optimizer(here: Path, store: Path)
     assert [first[2], second[2]] == [trained(opt="sgd", **{"opt.lr": lr})[2] for lr in (0.5, 0.1)]
     (here / "deep/constants.py").write_text("SIZE = 0.5\n")
     assert trained() == first
-
-
-def test_settings_tuned_with_other_code_are_noted(cli, here: Path) -> None:
-    opt = write(here, "mine.py")
-    package = resolve({"task": "synthetic", "opt": opt}).spec_versions["opt_package"]
-    tuned = here / "tuned/synthetic/mine.Plain.yaml"
-    tuned.parent.mkdir(parents=True)
-    for then, note in ((package, ""), ("file 0", f"tuned for another case (here opt_package {package}, not file 0): ")):
-        versions = {"task": TASKS["synthetic"].version, "opt": 1, "opt_package": then}
-        tuned.write_text(json.dumps({"opt": {"name": opt, "lr": 0.3}, "provenance": {"versions": versions}}))
-        answer = cli("fit", *RUN, "--opt", opt, "--tuned", "--dry-run")
-        assert answer.code == 0, answer.err
-        assert note in answer.err
-        assert ("other settings may be better" in answer.err) == bool(note)
 
 
 @pytest.mark.parametrize(

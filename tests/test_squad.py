@@ -370,10 +370,10 @@ FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], 
                  ("has no column 'title', only id, context, question, answers; it must have question, context,"
                   " answers, title, as rajpurkar/squad")),
     "no answer": (changed(answers={"text": [], "answer_start": []}),
-                  r"row 7 has the answers \{.*\}; they must be a struct of two lists"),
+                  r"row 7 has the answers \{.*\}; they must be lists"),
     "another place": (changed(answers=answer("no such words", 0)),
-                      r"row 7 has the answer 'no such words' at character 0 .*; remove such rows"),
-    "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),
+                      r"row 7 has the answers .*'no such words'.*: remove such rows"),
+    "before": (changed(answers=answer("a", -1)), r"row 7 has the answers .*'a'.*-1"),
     "few articles": (lambda rows: rows[:54], r"train.parquet has 9 articles; at least 10 are needed"),
 }  # fmt: skip
 

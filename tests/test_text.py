@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.commands.data import data_set
+from bench.commands.data import states
 from bench.commands.doctor import data_diagnosis
-from bench.config.options import read_options
+from bench.config.options import imported_options
 from bench.config.run_config import resolve
 from bench.run_summary import result_lines
 from bench.train.runner import run
 from tasks import TASKS, DataError
-from tasks.core.cache import cached_tokens
 from tasks.core.order import BatchOrder, split_hash, validation_rows
 from tasks.language.labelled_text import CivilCommentsData, MNLIData, TextData
 from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource
@@ -301,8 +300,6 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     MNLIData(root, **SMALL)
     assert len(encodings) == 12  # another vocabulary, so all are tokenised again
     assert not list(own_cache.rglob("*.tmp"))
-    (kept, *_) = cached_tokens(first.digests["matched"])
-    assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "no folder", "not json"])
@@ -442,8 +439,8 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
 
 def test_options_that_data_and_model_share_are_alike() -> None:
     for name in ("mnli", "sst2", "civil_comments"):
-        of_data, of_module = read_options(TASKS[name].data), read_options(TASKS[name].module)
-        shared = of_data.keys() & of_module.keys() - {"data"}
+        of_data, of_module = (imported_options(cls) for cls in (TASKS[name].data_cls, TASKS[name].module_cls))
+        shared = of_data.keys() & of_module.keys()
         assert {"model", "scratch"} <= shared
         assert all((of_data[k].type, of_data[k].default) == (of_module[k].type, of_module[k].default) for k in shared)
 
@@ -473,7 +470,6 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     [
         (["prepare"], "name a task with --task"),
         (["status", "--task", "synthetic"], "the suite knows no files"),
-        (["status", "--task", "mnli", "--task.scratch", "true"], "takes only task options"),
         (["prepare", "--task", "mnli", "--opt.lr", "1"], "unknown option '--opt.lr'"),
         (["prepare", "--task", "mnli", "--task.max_length", "7"], "--task.max_length=7 is out of range"),
     ],
@@ -514,8 +510,8 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
 
 
 def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
-    states = {file.path.name: (file.state, file.size) for file in data_set(TASKS["mnli"], real_text, {}).files}
-    assert states["validation_matched.parquet"] == ("whole", "9,815 rows")
-    state, size = states["train.parquet"]
+    files = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text)}
+    assert files["validation_matched.parquet"] == ("whole", "9,815 rows")
+    state, size = files["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
-    assert [file.state for file in data_set(TASKS["sst2"], real_text, {}).files] == ["whole", "whole"]
+    assert [file.state for file in states(TASKS["sst2"], real_text)] == ["whole", "whole"]

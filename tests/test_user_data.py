@@ -144,10 +144,10 @@ def test_arrays_become_images_with_the_published_split() -> None:
     ("train", "how", "message"),
     [
         ((IMAGES.astype(np.float32), LABELS), {}, r"train images are float32 of shape \(30, 8, 8\); make them uint8"),
-        ((np.zeros((30, 3, 8, 8), np.uint8), LABELS), {}, r"of shape \(30, 3, 8, 8\); .* with 1 to 4 channels"),
-        ((IMAGES, LABELS / 2), {}, r"train labels are float64 of shape \(30,\); make them integers"),
+        ((np.zeros((30, 3, 8, 8), np.uint8), LABELS), {}, r"of shape \(30, 3, 8, 8\); .* with C in \[1, 4\]"),
+        ((IMAGES, LABELS / 2), {}, r"labels that are float64 of shape \(30,\); give an integer"),
         ((IMAGES, LABELS + 1), {}, r"train row 2 has the label 3, which is not in \[0, 2\]"),
-        ((IMAGES, LABELS[:29]), {}, "train has 30 images and 29 labels"),
+        ((IMAGES, LABELS[:29]), {}, r"train has 30 images, and labels that are int64 of shape \(29,\)"),
         ((IMAGES, LABELS), {"n_val": 30}, r"n_val=30 of 30 training images .* must be in \[1, 29\]"),
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
         (IMAGES, {}, "train is of type ndarray; give a pair of images and labels"),
@@ -211,8 +211,8 @@ def test_more_than_256_classes_keep_their_labels() -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ([("a", 0)] * 9, "there are 9 training and 1 test rows; at least 10 and 1 are needed"),
-        ([("a", 0)] * 10 + [("a", 2)], r"train row 10 has the label 2; it must be an integer in \[0, 1\]"),
+        ([("a", 0)] * 9, "there are 9 training and 1 test rows, n_val=5000; at least 10, 1 and 1 are needed"),
+        ([("a", 0)] * 10 + [("a", 2)], r"train row 10 is \('a', 2\); make all rows .*, label < 2"),
         ([("a", 0)] * 10 + [(3, 0)], r"train row 10 is \(3, 0\); make all rows \(text, label\)"),
         ([("a", "b", 0)] * 10, r"test row 0 is \('a', 0\); make all rows"),
         ([3] * 10, "train row 0 is 3; make all rows"),

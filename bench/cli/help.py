@@ -37,7 +37,7 @@ def command_help(name: str, words: Sequence[str] = ()) -> str:
 def _settings(name: str, words: Sequence[str]) -> list[str]:
     """The settings in dotted form that a command takes."""
     from bench.config.options import task_options
-    from bench.config.run_config import trainer_options
+    from bench.config.run_config import model_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -65,7 +65,7 @@ def _settings(name: str, words: Sequence[str]) -> list[str]:
         of_a_run = [line for key, text in settings_of_a_run(name).items() for line in row(f"--{key}", text)]
         lines += ["", "run:", *of_a_run, "", "trainer:"]
         measured = task and TASKS[task].measure_every is not None
-        for key, option in trainer_options().items():
+        for key, option in model_options().items():
             if not task or key != ("observe" if measured else "measure_every"):
                 default = f"default {option.default}" if option.default is not None else ""
                 lines += row(f"--trainer.{key}", option.help, default)

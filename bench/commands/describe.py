@@ -1,26 +1,17 @@
 """Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
-import ast
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.config.options import (
-    Option,
-    all_optimizer_options,
-    documented,
-    method_nodes,
-    optimizer_options,
-    task_options,
-)
+from bench.config.options import Option, all_optimizer_options, optimizer_options, stored, task_options
 from bench.terminal import columns
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
-from tasks import TASKS, TaskSpec
+from tasks import TaskSpec
 from tasks.core.quantities import HEADS, OBSERVED
-from tasks.core.spec import place_of
 
 _NARROWEST, _WIDEST = 60, 111
 """Columns of help. Ours."""
@@ -46,16 +37,14 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     ]
     lines += ["", "hyperparameters:", *hyperparameter_rows(spec)]
     lines += ["", "defaults by family of tasks:"] if spec.by_family else []
-    for family, values in spec.by_family.items():
-        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
-        lines += row(f"  {family}", f"{options_text(values)} ({tasks})")
+    lines += [line for family, values in spec.by_family.items() for line in row(family, options_text(values))]
     lines += ["", "search space:"]
     for name, axis in spec.search.items():
         is_range = isinstance(axis, LogUniform)
         text = (
             f"log-uniform in [{axis.low:g}, {axis.high:g}]" if is_range else f"one of {', '.join(map(word_of, axis))}"
         )
-        lines += wrapped_lines(f"--opt.{name}  {text}", "  ", "      ")
+        lines += row(f"--opt.{name}", text)
     return "\n".join(lines)
 
 
@@ -82,23 +71,20 @@ def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
 
 
 def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
-    """Facts of these names, wrapped; none that is empty."""
+    """Facts of these names; none that is empty."""
     lines = list[str]()
     for name in (name for name in names if facts[name] not in (None, "", [], False)):
         value = facts[name]
-        words = options_text(value) if isinstance(value, Mapping) else word_of(value)
-        text = ", ".join(value).replace("_", " ") if isinstance(value, list) else words
-        lines += wrapped_lines(text, f"  {name.replace('_', ' '):<15}", " " * 17)
+        text = options_text(value) if isinstance(value, Mapping) else word_of(value)
+        lines += row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else text)
     return lines
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
-    """A task's measurements with their description, the `Keys:` of `measure_at` of its class and of base classes."""
-    keys, names = dict[str, str](), dict[str, list[str]]()
-    for _, method in method_nodes(*place_of(spec.module), "measure_at"):
-        keys = documented(ast.get_docstring(method), "Keys") | keys
-    for name in spec.measures.split(", "):
-        names.setdefault(keys.get(name, "").rstrip("."), []).append(name)
+    """The measurements of a task of the suite, with their description."""
+    names = dict[str, list[str]]()
+    for name, text in stored("measurements").get(str(spec.module), {}).items():
+        names.setdefault(text.rstrip("."), []).append(name)
     return [line for text, group in names.items() for line in row(", ".join(group), text)]
 
 

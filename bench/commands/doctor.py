@@ -4,10 +4,8 @@ import fcntl
 import importlib
 import os
 import platform
-import shutil
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +18,7 @@ from bench.output import Answer
 from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
+from bench.text import counted
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -28,7 +27,6 @@ LIBRARIES = (
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna", "pyarrow", "duckdb",
     "altair", "distributed",
 )  # fmt: skip
-LEAST_DISK = 100 * 2**20
 DRIVER = Path("/proc/driver/nvidia/gpus")
 _FIX = (
     "install a torch for the CUDA version that nvidia-smi shows (torch 2.10.0 is the last for a V100),"
@@ -45,13 +43,7 @@ class Diagnosis(NamedTuple):
 
 
 def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
-    """A line for each diagnosis; exit code 1 if something will not work.
-
-    Args:
-        data: folder of data sets.
-        store: folder of runs.
-        named: whether the user named the folder of data, so that it must exist.
-    """
+    """A line for each diagnosis; exit code 1 if something will not work. A `named` folder of data must exist."""
     diagnoses = list[Diagnosis]()
     sections = {
         "software": software_diagnoses(),
@@ -64,13 +56,10 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
             diagnoses += section
         except Exception as error:
             diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); please report this"))
-    count = sum(diagnosis.level == "FAIL" for diagnosis in diagnoses)
+    works = all(diagnosis.level != "FAIL" for diagnosis in diagnoses)
     columns = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
-    end = f"{count} FAIL: fix them as the lines say" if count else "everything found here works"
-    lines = [*shown(Table.of(columns, diagnoses)), "", end]
-    return Answer(
-        {"ok": not count, "diagnoses": [diagnosis._asdict() for diagnosis in diagnoses]}, lines, min(1, count)
-    )
+    value = {"ok": works, "diagnoses": [diagnosis._asdict() for diagnosis in diagnoses]}
+    return Answer(value, shown(Table.of(columns, diagnoses)), int(not works))
 
 
 def software_diagnoses() -> Iterator[Diagnosis]:
@@ -124,43 +113,33 @@ def data_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
 
 def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
     """Whether the files of a task exist, can be read, and are complete and undamaged."""
-    from bench.commands.data import data_set
+    from bench.commands.data import states
     from tasks.core.files import DataError
 
     try:
-        files = data_set(spec, data, {})
+        files = states(spec, data)
     except DataError as error:
         return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
-    if files.states == {"whole"} and not files.stand_in:
-        return Diagnosis("ok", spec.name, f"complete in {files.folder}")
-    states = ", ".join([*sorted(files.states), *([files.stand_in] if files.stand_in else [])])
-    level: Literal["note", "FAIL"] = "FAIL" if "damaged" in files.states else "note"
-    todo = f"`bench data status --task {spec.name}` says what to do"
-    return Diagnosis(level, spec.name, f"files in {files.folder}: {states}; {todo}")
+    words, folder = sorted({file.state.split()[0] for file in files}), files[0].path.parent
+    if words == ["whole"]:
+        return Diagnosis("ok", spec.name, f"complete in {folder}")
+    text = f"files in {folder}: {', '.join(words)}; `bench data status --task {spec.name}` says what to do"
+    return Diagnosis("FAIL" if "damaged" in words else "note", spec.name, text)
 
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
-    """Whether the store's disk has space, is writable and has locks, and the store's contents."""
+    """Whether the store is writable and has locks, and its contents."""
     from bench.store.files import existing
     from bench.store.store import Store
 
     place = existing(store)
-    free = shutil.disk_usage(place).free
-    text = f"{free / 2**30:.1f} GiB free at {place}"
-    is_full = free < LEAST_DISK
-    yield Diagnosis("FAIL" if is_full else "ok", "disk", text + "; choose another with --store DIR" * is_full)
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # permissions say too little on network disks
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         text = f"cannot write to {store}, or lock files there: {place}: {error.strerror}"
         yield Diagnosis("FAIL", "store", f"{text}; permit it, or choose another with --store DIR or BENCH_STORE")
-    if not store.is_dir():
-        yield Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")
-        return
     contents = Store(store).contents()
-    counts = Counter(blocks[0].runs[run_id].status for run_id, blocks in contents.blocks.items())
-    by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    yield Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}")
+    yield Diagnosis("ok", "store", f"{store}, {counted(len(contents.blocks), 'run')}")
     fix = "copy it again from its source, or delete it and train again"
     yield from (Diagnosis("FAIL", "store", f"damaged: {fault}; {fix}") for fault in contents.damaged)

@@ -19,14 +19,16 @@ def new(kind: str, name: str, folder: Path) -> Answer:
     Raises:
         UserError: the name is illegal or taken, or the folder cannot be written.
     """
-    from jinja2 import Environment, StrictUndefined
-
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    cls = "".join(part.capitalize() for part in name.split("_"))
+    words = {
+        "name": name,
+        "cls": "".join(part.capitalize() for part in name.split("_")),
+        "dist": name.replace("_", "-"),
+    }
     registry, why = OPTIMIZERS if kind == "optimizer" else TASKS, ""
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or {name, words["cls"]} & {*keyword.kwlist}:
         why = "cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
     elif name in registry:
         why = f"is taken by {registry.describe(name) or 'the suite'}; choose another name"
@@ -36,7 +38,6 @@ def new(kind: str, name: str, folder: Path) -> Answer:
         raise UserError(f"{name!r} {why}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out, or remove it")
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # not HTML
     paths = list[Path]()
     try:
         for template in sorted((_TEMPLATES / kind).glob("*.j2")):
@@ -44,7 +45,8 @@ def new(kind: str, name: str, folder: Path) -> Answer:
             place = re.sub(r"^(__name__|tests)\.", r"\1/", template.stem).replace("__name__", name)
             paths.append(path := folder / place)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(environment.from_string(template.read_text("utf-8")).render(name=name, cls=cls), "utf-8")
+            text = re.sub(r"\{\{ (\w+) \}\}", lambda match: words[match[1]], template.read_text("utf-8"))
+            path.write_text(text, "utf-8")
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another folder with --out") from None

@@ -102,12 +102,9 @@ def check(config: RunConfig) -> None:
         import torch  # noqa: F401
     first, rest = split_rest(config.opt_options) if config.rest_spec is not None else (config.opt_options, {})
     for spec, prefix, options in ((config.opt_spec, "opt", first), (config.rest_spec, f"opt.{REST}", rest)):
-        values = {name: value for name, value in options.items() if value != TASK_VALUE and name != REST}
-        common = {name: value for name, value in values.items() if "." not in name}
-        for role in dict.fromkeys(name.rpartition(".")[0] for name in ("", *values)):
-            by_role = {name.removeprefix(f"{role}."): x for name, x in values.items() if name.startswith(f"{role}.")}
-            if spec is not None:
-                _check_constructor(spec, f"{prefix}.{role}".rstrip("."), common | by_role)
+        if spec is not None:
+            values = {name: x for name, x in options.items() if x != TASK_VALUE and "." not in name and name != REST}
+            _check_constructor(spec, prefix, values)
     if config.traits.calls_closure_again and config.step_keywords:
         why = "so a norm computed before the step belongs to another point"
         raise UserError(f"{config.opt} evaluates the loss several times a step, {why}")

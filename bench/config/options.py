@@ -1,16 +1,14 @@
 """Options of optimizers and tasks: the arguments of their constructors, with name, type, default and meaning.
 
-Those of the suite's own classes are read from their sources, since importing torch takes seconds.
+Those of the suite's own classes are stored in `options.json`, since importing torch takes seconds.
 """
 
-import ast
-import importlib.machinery
-import importlib.util
 import inspect
+import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,8 +23,9 @@ from bench.text import options_text, why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
-from tasks import TASKS
-from tasks.core.spec import place_of
+
+STORED = Path(__file__).with_name("options.json")
+"""Options of the suite's own classes, by `module:Class`; `python -m tests.test_options` writes it."""
 
 # Meaning of the arguments that torch's own optimizers share; a class's docstring takes precedence.
 GLOSSARY = {
@@ -45,8 +44,6 @@ GLOSSARY = {
     "differentiable": "make the step differentiable by autograd",
     "decoupled_weight_decay": "decay the weights directly, as AdamW does",
 }
-
-
 MISSING = "(required)"
 UNSET = "(not set)"
 """As a default: the option has no value unless given, and the constructor's default applies, or that of all roles."""
@@ -97,50 +94,6 @@ def _members(kind: Any) -> list[Any]:
     return [part for member in typing.get_args(kind) for part in _members(member)] if is_union else [kind]
 
 
-@lru_cache
-def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
-    """The keyword arguments of `package.module:Class` without those to skip, from its source."""
-    node, function = next(method_nodes(*place_of(target), "__init__"))
-    docs, args = documented(ast.get_docstring(node)), function.args
-    defaults = [*[None] * (len(args.args) - len(args.defaults)), *args.defaults, *args.kw_defaults]
-    return {
-        arg.arg: _option(arg.arg, _read(arg.annotation), MISSING if default is None else _read(default), docs)
-        for arg, default in zip([*args.args, *args.kwonlyargs], defaults, strict=True)
-        if arg.arg not in ("self", *skip)
-    }
-
-
-def method_nodes(module: str, name: str, method: str) -> Iterator[tuple[ast.ClassDef, ast.FunctionDef]]:
-    """The sources of a class and its base classes that define a method, and of the method."""
-    tree = _parsed(module)
-    imports = [item for item in tree.body if isinstance(item, ast.ImportFrom) and item.module]
-    places = {alias.asname or alias.name: (item.module or "", alias.name) for item in imports for alias in item.names}
-    for node in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name):
-        yield from ((node, part) for part in node.body if isinstance(part, ast.FunctionDef) and part.name == method)
-        for base in (base.id for base in node.bases if isinstance(base, ast.Name)):
-            yield from method_nodes(*places.get(base, (module, base)), method)
-
-
-@lru_cache
-def _parsed(module: str) -> ast.Module:
-    """The source of a module, found without importing its parents."""
-    name, *rest = module.split(".")
-    spec = importlib.util.find_spec(name)
-    for part in rest:
-        name = f"{name}.{part}"
-        spec = spec and importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
-    return ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.has_location and spec.origin else "")
-
-
-def _read(node: ast.expr | None) -> Any:
-    """The value of a default or an annotation; None for a type that the command line does not know."""
-    names: dict[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str, tuple, list)}
-    names |= {name: getattr(typing, name) for name in ("Union", "Optional", "Literal")}
-    with suppress(NameError, TypeError, AttributeError):
-        return node and eval(ast.unparse(node), {"__builtins__": {}}, names | {"Tensor": float})
-    return None
-
-
 def documented(doc: str | None, section: str = "Args") -> dict[str, str]:
     """Texts by name of a section of a Google-style docstring."""
     match = re.search(rf"^{section}:\n((?:[ ]{{4}}.*\n?|\n)+)", doc or "", re.MULTILINE)
@@ -152,8 +105,7 @@ def documented(doc: str | None, section: str = "Args") -> dict[str, str]:
 def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict[str, Option]:
     """The keyword arguments of an imported class after the first `skip` ones, which are not options.
 
-    If the constructor passes `**keywords` on, those of its base classes count as well, and any other that is given;
-    required ones of base classes count only if it passes `*arguments` on too, since it sets them itself otherwise.
+    With `**keywords`, those of base classes count too, and any that is given; required ones only with `*arguments`.
     """
     options, passes_all = dict[str, Option](), True
     docs = {k: v for base in cls.__mro__[::-1] for k, v in documented(inspect.cleandoc(base.__doc__ or "")).items()}
@@ -161,19 +113,26 @@ def imported_options(cls: Any, skip: int = 1, given: Iterable[str] = ()) -> dict
     for constructor in constructors:
         parameters = list(inspect.signature(constructor).parameters.values())
         kinds = {parameter.kind for parameter in parameters}
-        hints: dict[str, Any] = {}
-        with suppress(NameError, TypeError):  # annotations that only a type checker can read
-            hints = typing.get_type_hints(constructor)
-        for name, default in ((p.name, p.default) for p in parameters[1 + skip :] if p.kind not in (2, 4)):
-            if name not in options and (passes_all or default is not inspect.Parameter.empty):
-                default = MISSING if default is inspect.Parameter.empty else default
-                options[name] = _option(name, hints.get(name), default, docs)
+        for p in (p for p in parameters[1 + skip :] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)):
+            if p.name not in options and (passes_all or p.default is not p.empty):
+                annotation = None if p.annotation is p.empty else p.annotation
+                if isinstance(annotation, str):
+                    annotation = _evaluated(annotation, inspect.unwrap(constructor))
+                default = MISSING if p.default is p.empty else p.default
+                options[p.name] = _option(p.name, annotation, default, docs)
         passes_all &= inspect.Parameter.VAR_POSITIONAL in kinds
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             given = () if constructor is constructors[0] else given
             break
     more = [name for name in given if "." not in name and name not in (*options, REST)]
     return options | {name: Option(name, Any, UNSET, "passed on to the constructor") for name in more}
+
+
+def _evaluated(annotation: str, function: Any) -> Any:
+    """The type that an annotation names; None for one that only a type checker can read."""
+    with suppress(Exception):
+        return eval(annotation, function.__globals__)
+    return None
 
 
 def _option(name: str, annotation: Any, default: Any, docs: Mapping[str, str]) -> Option:
@@ -185,8 +144,13 @@ def _option(name: str, annotation: Any, default: Any, docs: Mapping[str, str]) -
 
 def _kind(annotation: Any, default: Any) -> Any:
     """The type for the command line: of the annotation, else of the default, else Any."""
-    if annotation is not None and all(map(_is_plain, _members(annotation))):
+    members = _members(annotation)
+    if annotation is not None and all(map(_is_plain, members)):
         return annotation
+    if float in members and [getattr(member, "__name__", "") for member in members if member is not float] == [
+        "Tensor"
+    ]:
+        return float  # torch's own: a number, or a tensor with one
     if isinstance(default, tuple | list) and default and all(isinstance(item, _SIMPLE) for item in default):
         return tuple[tuple(_kind(None, item) for item in default)]
     kind = None if default == MISSING else type(default)
@@ -199,25 +163,33 @@ def _is_plain(kind: Any) -> bool:
     return typing.get_origin(kind) is typing.Literal or kind in (*_SIMPLE, tuple, list)
 
 
-def _options_of(target: Any, skip: tuple[str, ...], given: Iterable[str] = (), *, is_own: bool) -> dict[str, Option]:
+@lru_cache
+def stored(section: str) -> dict[str, Any]:
+    """A section of `STORED`: `options`, or `measurements`, texts by name; both by class."""
+    return json.loads(STORED.read_text("utf-8"))[section]
+
+
+def _options_of(target: Any, skip: int, given: Iterable[str] = ()) -> dict[str, Option]:
     """The options of a class or of `module:Class`, without importing the suite's own."""
-    if isinstance(target, str) and (is_own or re.match(r"(optimizers|tasks)\.(?!py:)", target)):
-        return read_options(target, skip)
-    return imported_options(load(target) if isinstance(target, str) else target, len(skip), given)
+    if not isinstance(target, str) or target not in stored("options"):
+        return imported_options(load(target) if isinstance(target, str) else target, skip, given)
+    options = dict[str, Option]()
+    for name, (kind, default, text) in stored("options")[target].items():
+        default = tuple(default) if isinstance(default, list) else default
+        options[name] = Option(name, eval(kind, {**vars(typing)}), default, text)
+    return options
 
 
 def optimizer_options(spec: Any, given: Iterable[str] = ()) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults; `**keywords` take all given ones."""
-    options = _options_of(spec.target, ("params",), given, is_own=spec.name in OPTIMIZERS.own)
+    options = _options_of(spec.target, 1, given)
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
 def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Option]:
-    """The options of an OptimizerSpec, its options by role, and those of the optimizer for the rest, in dotted form.
-
-    With a rest, which `given` hyperparameters may name, the first method has only the role `matrix`.
-    """
+    """The options of an OptimizerSpec, by role too, and those of the optimizer for the rest, in dotted form."""
     rest, others = rest_of(spec, given), [role for role in ROLES if role != "matrix"]
+    # With a rest, the first method has only the role `matrix`.
     options = _with_roles(optimizer_options(spec, given), ROLES if rest is None else ["matrix"])
     what = f"another optimizer for all parameters except matrices ({' and '.join(others)})"
     default = UNSET if spec.rest is None and rest is None else spec.rest
@@ -258,24 +230,9 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     return None if is_none(name) else str(name)
 
 
-def no_such_option(spec: Any, given: Mapping[str, Any], name: str) -> UserError:
-    """The error for a hyperparameter that an optimizer does not have here."""
-    rest, known = rest_of(spec, given), all_optimizer_options(spec, given)
-    if rest is None and name.startswith(f"{REST}."):
-        why = f"{spec.name} needs an optimizer for the rest; name it first: --opt.{REST} adamw"
-        return UserError(f"--opt.{name}: {why}")
-    if f"{REST}.{name}" in known:
-        why = f"with --opt.{REST} {rest}, {spec.name} moves only the matrices"
-        return UserError(f"--opt.{name}: {why}; write --opt.{REST}.{name} for {rest}'s value")
-    return unknown_setting(f"opt.{name}", [f"--opt.{option}" for option in known])
-
-
 def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The value of every option of an optimizer and of the one for the rest; options by role only if given."""
-    options = all_optimizer_options(spec, given)
-    for name in sorted(given.keys() - options.keys()):
-        raise no_such_option(spec, given, name)
-    values = parse_options("opt", options, given)
+    values = parse_options("opt", all_optimizer_options(spec, given), given)
     if spec.rest is None and values.get(REST, "") is None:
         del values[REST]  # `--opt.rest none` where there is none by default: the same run
     return values
@@ -283,9 +240,7 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
-    is_own, options = spec.name in TASKS.own, dict[str, Option]()
-    for target, skip in ((spec.data, ("root", "seed")), (spec.module, ("data",))):
-        options |= _options_of(target, skip, is_own=is_own)
+    options = _options_of(spec.data, 2) | _options_of(spec.module, 1)
     if spec.presets:
         texts = (f"{name}: {options_text(values) or 'the defaults'}" for name, values in spec.presets.items())
         kind, first = typing.Literal[tuple(spec.presets)], next(iter(spec.presets))
@@ -296,8 +251,7 @@ def task_options(spec: Any) -> dict[str, Option]:
 def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) -> dict[str, Any]:
     """The value of every option of a task: the given one, else the preset's, else the default, else the derived one.
 
-    An option whose derived value is None is left out, so that studies made before it was added keep their names. The
-    preset is left out too: it only names values. An option that a record lacks was added later and is None.
+    The preset, and an option whose derived value is None, are left out. One that a record lacks is None.
     """
     options = task_options(spec)
     values = parse_options("task", options, given)
@@ -308,45 +262,43 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
     before = dict(values)
     for name in spec.derived.keys() - given.keys():
         try:
-            value, option = spec.derived[name](before), options[name]
+            value = spec.derived[name](before)
         except Exception as error:  # it is the plug-in's code
             raise UserError(f"{spec.name}: derived[{name!r}] raises {type(error).__name__}: {error}") from error
         if value is None:
             values.pop(name, None)
         elif not recorded:
-            values |= parse_options("task", {name: option}, {name: value})
+            values |= parse_options("task", {name: options[name]}, {name: value})
     return values
 
 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and convert given values (words of the command line or YAML values) and fill in the defaults.
-
-    Raises:
-        UserError: a name is unknown, a value has the wrong type, or a required option is missing.
-    """
+    """Convert given values (words of the command line or YAML values), and fill in the defaults (UserError)."""
+    start = f"{prefix}.".removeprefix(".")
     for name in sorted(given.keys() - options.keys()):
-        raise unknown("option", f"--{prefix}.{name}", [f"--{prefix}.{known}" for known in options])
+        raise unknown_setting(f"{start}{name}", [f"--{start}{known}" for known in options])
     raw = {name: given.get(name, option.default) for name, option in options.items()}
-    start = f"--{prefix}.".replace("--.", "--")
-    return {name: _parsed_value(f"{start}{name}", options[name], x) for name, x in raw.items() if x is not UNSET}
+    return {
+        name: _parsed(f"--{start}{name}", options[name], value) for name, value in raw.items() if value is not UNSET
+    }
 
 
-def _parsed_value(flag: str, option: Option, raw: Any) -> Any:
+def _parsed(flag: str, option: Option, raw: Any) -> Any:
     if raw is MISSING:
         raise UserError(f"{flag} is required")
     if isinstance(raw, str) and raw == option.default:
         return raw  # a word such as `task`, which does not have the option's type
     try:  # strictly, since a boolean is no number; defaults are converted too, so that 0 and 0.0 are one value
         value = _adapter(option.type).validate_python(_from_word(raw, option.type), strict=True)
-        if value != value or (isinstance(value, int) and abs(value) >= 2**63):
-            raise UserError(f"{flag} {raw!r}: it must be a number below 2^63")
-        return value
     except ValidationError as error:
         first, shown = error.errors()[0], "needs a value" if raw is True else repr(raw)
         of_type = ("_type", "_from_float", "literal_error", "missing", "too_long")
         problem = "" if first["type"].endswith(of_type) else f"{why_wrong(first['msg'])}; "
         meaning = f" ({option.help})" if problem and option.help else ""
         raise UserError(f"{flag} {shown}: {problem}it takes {option.takes}{meaning}") from None
+    if value != value or (isinstance(value, int) and abs(value) >= 2**63):
+        raise UserError(f"{flag} {raw!r}: it must be a number below 2^63")
+    return value
 
 
 _adapter = lru_cache(TypeAdapter[Any])

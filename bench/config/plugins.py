@@ -30,11 +30,10 @@ def allowed(
     what: str,
     command: Sequence[str],
 ) -> dict[str, str]:
-    """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
+    """The names under which the task and the optimizer of a record (`what`) may be imported; nothing is imported yet.
 
-    Records are untrusted. So a file or a module is imported only if the user names it too (`named`, by kind) and its
-    digest is the one in the record's `versions`. Entry points of installed packages need not be named. An error names
-    the record (`what`) and adds the missing names to the user's `command`.
+    Records are untrusted. So a file or a module is imported only if the user names it too (`named`, by kind; errors
+    complete the user's `command`) and its digest is the one in the record's `versions`.
     """
     names: dict[str, str] = {}
     for kind in _REGISTRIES:

@@ -105,32 +105,19 @@ class TrainerOptions(BaseModel):
         return self.schedule != "constant" or self.warmup > 0
 
 
-def trainer_options() -> dict[str, Option]:
-    """The options `--trainer.*`."""
-    return _options_of(TrainerOptions)
-
-
 _FOLDERS, _TOP = ("data", "store"), ("data_seed", "device", "logger", "precision", "seed")
 
 
 @lru_cache
-def _options_of(model: type[BaseModel]) -> dict[str, Option]:
+def model_options(model: type[BaseModel] = TrainerOptions) -> dict[str, Option]:
     """The fields of a model as options."""
-    texts = {name: " ".join((field.description or "").split()) for name, field in model.model_fields.items()}
-    return {k: Option(k, f.rebuild_annotation(), f.default, texts[k]) for k, f in model.model_fields.items()}
+    return {k: Option(k, f.rebuild_annotation(), f.default, f.description or "") for k, f in model.model_fields.items()}
 
 
 class RunConfig(BaseModel):
     """One run, fully resolved: every default is filled in.
 
-    Attributes:
-        task, task_options: the task and all its options.
-        opt, opt_options: the optimizer and all its hyperparameters.
-        trainer: budget, batch and devices.
-        seed: determines problem instance, initialisation, dropout and augmentation.
-        data_seed: determines the order of the samples; `seed` by default.
-        precision, device: number format and kind of device.
-        data, store, logger: data folder, store, and another logger of the curve; not part of the run's identity.
+    `seed` determines problem instance, initialisation, dropout and augmentation, `data_seed` the order of the samples.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")  # else inf becomes None
@@ -185,22 +172,22 @@ class RunConfig(BaseModel):
     def spec_versions(self) -> dict[str, Any]:
         """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
-        optional = {
+        versions = {
+            "task": self.task_spec.version,
+            "opt": self.opt_spec.version,
             "task_package": self.task_spec.package,
             "opt_package": self.opt_spec.package,
             "rest": self.rest_spec and self.rest_spec.version,
             "contents": ", ".join(contents) or None,
         }
-        versions = {"task": self.task_spec.version, "opt": self.opt_spec.version}
-        return versions | {name: value for name, value in optional.items() if value is not None}
+        return {name: value for name, value in versions.items() if value is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the result, in strict JSON: `run_id` is its hash.
 
-        It excludes folders, and what changes only rounding: micro-batches, `compile`, lanes. It also excludes options
-        of task and trainer at their defaults, so that a new option does not change the ids of earlier runs; a changed
-        default increments the task's version. A file or a model's folder counts by its content.
+        It excludes folders, what changes only rounding, and options of task and trainer at their defaults, so that a
+        new option does not change the ids of earlier runs. A changed default increments the task's version.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         idle = {"micro_batch_size", "compile", "checkpoint_seconds"}
@@ -270,8 +257,8 @@ def resolve(
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
         settings = tuned_for(task, opt, settings) | settings
-    spec, method, of_run = TASKS[task], OPTIMIZERS[opt], _options_of(RunConfig)
-    options = {"task": task_options(spec), "trainer": trainer_options(), "": {name: of_run[name] for name in _TOP}}
+    spec, method, of_run = TASKS[task], OPTIMIZERS[opt], model_options(RunConfig)
+    options = {"task": task_options(spec), "trainer": model_options(), "": {name: of_run[name] for name in _TOP}}
     known = {name: [*names] for name, names in options.items()} | {"": [*_TOP, *_FOLDERS]}
     groups: dict[str, dict[str, Any]] = {"": {}, "task": {}, "opt": {}, "trainer": {}}
     for key, value in sorted(settings.items()):
@@ -308,9 +295,7 @@ def _name(key: str, settings: dict[str, Any]) -> str:
     if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
         raise UserError(f"--{key} {name}: a run takes one name; `bench sweep` takes several optimizers")
     if not name:
-        strange = [name for name in settings if name.partition(".")[0] not in ("task", "opt", *RunConfig.model_fields)]
-        also = f"; unknown here: {', '.join(strange)}" if strange else ""
-        raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
+        raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`")
     return str(name)
 
 
@@ -332,6 +317,7 @@ _NEEDS = {
     "average_every": ("average", ("lawa",)),
 }
 """Options of training, and the values of another option with which they have an effect."""
+_NOTED = set[str]()
 
 
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
@@ -339,20 +325,16 @@ def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     for name, (key, kinds) in _NEEDS.items():
         value, usual, kind = getattr(trainer, name), TrainerOptions.model_fields[name].default, getattr(trainer, key)
         if kind not in kinds and value != usual:
-            say_once(f"--trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}")
+            note = f"bench: --trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}"
+            if is_main_process() and note not in _NOTED:
+                print(note, file=sys.stderr)
+                _NOTED.add(note)
             trainer = trainer.model_copy(update={name: usual})
     most = 1 - trainer.warmup
     if trainer.schedule == "wsd" and trainer.decay > most:
         why = f"with a warm-up over {trainer.warmup:g} of the steps it can be at most {most:g}"
         raise UserError(f"--trainer.decay {trainer.decay:g}: {why}")
     return trainer
-
-
-@lru_cache
-def say_once(line: str) -> None:
-    """Print a line on standard error, once in this process."""
-    if is_main_process():
-        print(f"bench: {line}", file=sys.stderr)
 
 
 def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,7 +368,6 @@ def on_device(config: RunConfig) -> RunConfig:
     count = torch.cuda.device_count() if config.device == "cuda" else int(torch.backends.mps.is_available())
     if not count:
         raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
-    if config.trainer.devices > count:
-        why = f"this machine has {count} {config.device} devices"
-        raise UserError(f"--trainer.devices {config.trainer.devices}: {why}")
+    if (wanted := config.trainer.devices) > count:
+        raise UserError(f"--trainer.devices {wanted}: this machine has {count} {config.device} devices")
     return config

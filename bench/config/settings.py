@@ -1,14 +1,13 @@
 """The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
 from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.config.tuned import Sources, TunedBy, provenance_of, tuned_file
+from bench.config.tuned import Sources, TunedBy, origin_of, tuned_file
 from bench.errors import UserError
-from bench.text import comparable, plain, seeds_from_words
+from bench.text import comparable, plain
 from optimizers.groups import REST
 
 SAME_RESULT = (
@@ -84,38 +83,8 @@ def _differing(settings: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any
     return {k: plain(v) for k, v in settings.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-_BUDGET_OR_BATCH = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_seconds", "trainer.batch_size")
-
-
-def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
-    """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
-    config = configs[0]
-    of_task = {f"task.{name}": value for name, value in config.task_options.items()}
-    tuned = resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
-    if any(config.opt_options != tuned for config in configs):
-        return None
-    path = tuned_file(config.task, config.opt)
-    study = provenance_of(path)
-    chosen = {*seeds_from_words(study.seeds)}
-    if seeds := chosen & {config.seed for config in configs}:
-        why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
-        raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
-    # The file leaves out settings that were None, which is their default.
-    then = {f"task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
-    settings = settings_of(config.model_dump(mode="json")) if study.settings else {}
-    now = {name: value for name, value in settings.items() if name in then or name in _BUDGET_OR_BATCH}
-    then |= {**study.settings, **study.versions}
-    now |= config.spec_versions if study.versions else {}
-    if other := [f"{name} {value}, not {then.get(name)}" for name, value in now.items() if value != then.get(name)]:
-        note = f"{config.opt} is tuned for another case (here {'; '.join(other)}): other settings may be better"
-        print(f"bench: {note}", file=sys.stderr)
-    return TunedBy(study.study or path.name, study.split)
-
-
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
     """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
-
-    It warns on standard error if a study's runs had another budget, other options of the task, or other versions.
 
     Raises:
         UserError: a run has a seed that helped to choose its settings.
@@ -123,4 +92,15 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
     pairs: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:
         pairs.setdefault((config.task, config.opt), []).append(config)
-    return {pair: study for pair, alike in pairs.items() if (study := _tuned_by(alike)) is not None}
+    sources = dict[tuple[str, str], TunedBy]()
+    for (task, opt), alike in pairs.items():
+        of_task = {f"task.{name}": value for name, value in alike[0].task_options.items()}
+        tuned = resolve({"task": task, "opt": opt, **of_task}, tuned=True).opt_options
+        if any(config.opt_options != tuned for config in alike):
+            continue
+        path = tuned_file(task, opt)
+        sources[task, opt], chosen = origin_of(path)
+        if seeds := {*chosen} & {config.seed for config in alike}:
+            why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
+            raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
+    return sources

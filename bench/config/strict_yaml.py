@@ -1,6 +1,5 @@
 """Settings in YAML: dotted or nested, each given once."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from optimizers.groups import RESERVED
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, without duplicate keys."""
-
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse duplicate keys; YAML would silently keep the last one."""
         names = [key.value for key, _ in node.value if key.value != "<<"]
@@ -48,11 +45,12 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
 
 def flattened(content: Mapping[Any, Any], path: object) -> dict[str, Any]:
     """Settings in dotted form, from dotted or nested ones of a place that messages name; UserError if ambiguous."""
-    pairs = list(_pairs(content))
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
+    settings: dict[str, Any] = {}
+    for name, value in _pairs(content):
+        if name in settings:
             raise UserError(f"{path}: {name} is given twice, nested and dotted; give it once")
-    return dict(pairs)
+        settings[name] = value
+    return settings
 
 
 def _pairs(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,26 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from typing import Any, NamedTuple
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.config.values import configs_folder
 from bench.errors import UserError
-from bench.text import why_wrong
+from bench.text import seeds_from_words
 from optimizers.plugins import slug
-
-_Value = int | float | str | bool | None
-_Setting = _Value | list[_Value]
-_Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class TunedBy(NamedTuple):
     """The study that found tuned settings, and its selection split, None if unknown."""
 
-    study: _Name
-    split: _Name | None
+    study: str
+    split: str | None
 
 
 Sources = Mapping[tuple[str, str], TunedBy]
@@ -39,26 +33,14 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
     raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(known) or 'nothing yet'}; {todo}")
 
 
-class Provenance(BaseModel):
-    """The study that found tuned settings: its runs' settings and versions, the split and seeds that decided."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    study: str | None = None
-    settings: dict[str, _Setting] = {}
-    versions: dict[str, int | str] = {}
-    split: _Name | None = None
-    seeds: str = ""
-
-
-def provenance_of(path: Path) -> Provenance:
-    """The study that found the settings in a file (UserError)."""
-    try:
-        return Provenance.model_validate(read_yaml(path).get("provenance", {}))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"provenance.{'.'.join(map(str, first['loc']))[:100]}: {why_wrong(first['msg'])[:200]}"
-        raise UserError(f"{path} is damaged ({why}); repair it, or move it away and tune again") from None
+def origin_of(path: Path) -> tuple[TunedBy, list[int]]:
+    """The study that found the settings in a file, and the seeds that decided (UserError)."""
+    origin, names = read_yaml(path).get("provenance", {}), ("study", "split", "seeds")
+    if not isinstance(origin, dict) or not all(isinstance(origin.get(name), str | None) for name in names):
+        why = f"provenance must have texts as {', '.join(names)}"
+        raise UserError(f"{path} is damaged ({why}); repair it, or move it away and tune again")
+    study, split, seeds = map(origin.get, names)
+    return TunedBy(study or path.name, split or None), seeds_from_words(seeds or "")
 
 
 def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:

@@ -14,8 +14,7 @@ MOST_SEED = 2**63 - 1
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 MOST_RUNS = 100_000
 """Most runs of one command; more are probably a typo, and their list alone would fill the memory. Ours."""
-DEFAULT_POINTS = 9
-"""Number of log-spaced values of a range LOW:HIGH that does not state it. Ours."""
+DEFAULT_POINTS = 9  # of a range LOW:HIGH that does not state it. Ours.
 FOLDERS = {"data": "data", "store": "runs"}
 """Default folders of data and runs, if neither `--data` and `--store` nor their variables are set."""
 
@@ -117,10 +116,9 @@ def place(name: str, given: str | None = None) -> Path:
     """The folder that `--data` or `--store` names, else its environment variable, else the default (UserError)."""
     variable = f"BENCH_{name.upper()}"
     text = os.environ.get(variable, FOLDERS[name]) if given is None else given
-    why = "it is a file, not a folder" if name == "store" and is_no_folder(Path(text)) else ""
-    if why := why or ("" if text.strip() else "it must name a folder or file"):
-        todo = f"name one, or leave it out for ./{FOLDERS[name]}"
-        raise UserError(f"--{name} (or {variable}) {text[:100]!r}: {why}; {todo}")
+    if not text.strip() or (name == "store" and is_no_folder(Path(text))):
+        why = "it is a file, not a folder" if text.strip() else "it must name a folder or file"
+        raise UserError(f"--{name} (or {variable}) {text[:100]!r}: {why}; leave it out for ./{FOLDERS[name]}")
     return Path(text)
 
 
@@ -130,10 +128,7 @@ def is_no_folder(path: Path) -> bool:
 
 
 def reference_folder() -> Path | None:
-    """The shipped store of reference results, in a checkout or in an installed wheel; None if there is none.
-
-    `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
-    """
+    """The shipped store of reference results, or the one in `BENCH_REFERENCE`; None if there is none or it is empty."""
     named = os.environ.get("BENCH_REFERENCE")
     folder = _shipped("reference", "results/reference/runs") if named is None else Path(named)
     return folder if named != "" and folder.is_dir() else None

@@ -9,11 +9,10 @@ from bench.config.options import (
     Option,
     all_optimizer_options,
     hyperparameters_of,
-    no_such_option,
     parse_options,
 )
 from bench.config.values import ends_of_range
-from bench.errors import UserError, check_known
+from bench.errors import UserError, check_known, unknown_setting
 from bench.sweeps.grid import values_of
 from bench.text import is_number
 from optimizers import OPTIMIZERS, LogUniform
@@ -54,7 +53,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     for key, raw in words.items():
         group, _, name = key.partition(".")
         if group == "opt" and name and name not in options:
-            raise no_such_option(spec, given, name)
+            raise unknown_setting(key, [f"--opt.{option}" for option in options])
         option = options.get(name) if group == "opt" else None
         if option is None:
             if name and isinstance(raw, str) and values_of(key, raw, task if task in TASKS else "", {}) != [raw]:

@@ -9,7 +9,7 @@ Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +73,7 @@ class MultiHeadAttention(nn.Module):
         check_counts(window=window, query_chunk=query_chunk)
         if rotary and head_dim % 2:
             raise ValueError(
-                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, but rotary embeddings need pairs"
-                " of features; use an even one"
+                f"head_dim={head_dim} is odd, but rotary embeddings need pairs of features; use an even one"
             )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk
@@ -130,8 +129,6 @@ def head_size(
     For `fixed_head` the default is the sequences' largest length, if known: then a head can represent every attention
     pattern (Theorem 1 of paper C). `shown` is the width with its name, for error messages.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"attention={kind} is not known: it must be one of {', '.join(get_args(Kind))}")
     check_counts(num_heads=num_heads, head_dim=head_dim)
     if kind == "fixed_head" and head_dim is None:
         if length is None:
@@ -140,10 +137,8 @@ def head_size(
     if width % num_heads and (head_dim is None or kind == "standard"):
         raise ValueError(f"num_heads={num_heads} does not divide {shown or f'width={width}'}")
     if kind == "standard" and head_dim is not None and head_dim * num_heads != width:
-        raise ValueError(
-            f"head_dim={head_dim} is not {width // num_heads}, the size of {num_heads} standard heads of"
-            f" {shown or f'width={width}'}; other sizes need attention=fixed_head"
-        )
+        needed = f"{width // num_heads}, the size of {num_heads} standard heads of {shown or f'width={width}'}"
+        raise ValueError(f"head_dim={head_dim} is not {needed}; other sizes need attention=fixed_head")
     return head_dim or width // num_heads
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,11 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
 
 
-def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """The cached records of the text with this digest, one for each tokenizer and length; `bytes` is their size."""
-    entries = []
-    for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
-        with suppress(OSError, ValueError, KeyError):
-            known = json.loads(record.read_text("utf-8"))
-            size = sum(file.stat().st_size for file in record.parent.iterdir())
-            entries.append({**known, "vocabulary": known["vocabulary"], "bytes": size})
-    return sorted(entries, key=lambda entry: (entry["vocabulary"], entry.get("max_length", 0)))
-
-
 def cached(digest: str, meaning: Any, make: Callable[[], Entry]) -> Entry:
     """What `make` computes from the text with this digest, from the cache or anew: arrays by name, and plain values.
 
-    They depend on the text and on the plain values of `meaning`; of tokens the record has the `vocabulary`'s size. The
-    arrays are memory-mapped, private to the process. Several processes may request an entry at once.
+    They depend on the text and on the plain values of `meaning`. The arrays are memory-mapped, private to the process.
+    Several processes may request an entry at once.
     """
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
     with _alone(folder):
@@ -90,9 +79,8 @@ def _alone(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # the caller reports a full disk
-        raise DataError(
-            f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE"
-        ) from None
+        why = f"cannot write the cache {path.parent} ({error.strerror})"
+        raise DataError(f"{why}; name another folder with BENCH_CACHE") from None
 
 
 def digest_of(*parts: Any) -> str:

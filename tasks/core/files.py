@@ -25,10 +25,8 @@ def md5(path: Path) -> str:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"damaged data file {path}: {path.stat().st_size:,} bytes ({error});"
-            " delete it and copy or download it again"
-        ) from None
+        what = f"damaged data file {path}: {path.stat().st_size:,} bytes ({error})"
+        raise DataError(f"{what}; delete it and copy or download it again") from None
 
 
 def require_present(paths: Iterable[Path], download: Callable[[list[Path]], object], note: str = "") -> None:
@@ -38,23 +36,17 @@ def require_present(paths: Iterable[Path], download: Callable[[list[Path]], obje
         try:
             download(missing)
         except Exception as error:  # of the network, of the Hub, of the disk
-            names = ", ".join(path.name for path in missing)
-            raise DataError(
-                f"missing data: {names} expected in {missing[0].parent}{note}, and downloading failed"
-                f" ({one_line(error)});"
-                " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
-            ) from error
+            what = f"missing data: {', '.join(path.name for path in missing)} expected in {missing[0].parent}{note}"
+            todo = "copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
+            raise DataError(f"{what}, and downloading failed ({one_line(error)}); {todo}") from error
 
 
 def require_content(expected: Mapping[Path, str]) -> None:
     """Make sure that the contents of files have their MD5 (`md5`)."""
     for path, expected_md5 in expected.items():
-        actual = md5(path)
-        if actual != expected_md5:
-            raise DataError(
-                f"damaged data file {path}: {path.stat().st_size:,} bytes, whose content has the MD5 {actual}, expected"
-                f" {expected_md5}; delete it and copy or download it again"
-            )
+        if (actual := md5(path)) != expected_md5:
+            what = f"damaged data file {path}: {path.stat().st_size:,} bytes, of MD5 {actual}, expected {expected_md5}"
+            raise DataError(f"{what}; delete it and copy or download it again")
 
 
 def one_line(error: Exception) -> str:
@@ -70,15 +62,14 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise DataError(
-            f"{task}: its samples cannot be read: {type(error).__name__}: {one_line(error)}"
-            f" ({frame.filename}, line {frame.lineno}); the data folder is {root} (--data DIR or BENCH_DATA)"
-        ) from error
+        where = f"{frame.filename}, line {frame.lineno}; the data folder is {root} (--data DIR or BENCH_DATA)"
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise DataError(f"{task}: its samples cannot be read: {what} ({where})") from error
     if not isinstance(splits, Mapping) or sorted(splits) != ["test", "train"]:
-        shown = f"are of type {type(splits).__name__}"
-        if isinstance(splits, Mapping):
-            shown = f"have the keys {', '.join(map(str, splits)) or 'nothing'}"
-        raise DataError(f"{task}: its samples {shown}; return a dict with the keys train and test")
+        shown = (
+            f"keys {', '.join(map(str, splits))}" if isinstance(splits, Mapping) else f"type {type(splits).__name__}"
+        )
+        raise DataError(f"{task}: its samples have the {shown}; return a dict with the keys train and test")
     return splits
 
 
@@ -94,9 +85,8 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
                         with (Path(temporary) / wanted[member.name]).open("wb") as copy:
                             shutil.copyfileobj(file, copy)
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(
-                f"damaged archive {archive} ({error or 'it is truncated'}); delete it and copy or download it again"
-            ) from None
+            what = f"damaged archive {archive} ({error or 'it is truncated'})"
+            raise DataError(f"{what}; delete it and copy or download it again") from None
         folder.mkdir(exist_ok=True)
         for path in Path(temporary).iterdir():
             if not (folder / path.name).exists():

@@ -43,7 +43,6 @@ class TaskSpec:
         steps_per_call: optimizer steps per `training_step`: more speed up small models, fewer make Ctrl-C and the
             progress bar more responsive.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
-        measures: description of the measurements.
         datasets: for tasks with several data sets: their folders in the data folder, the task's namesake first. Its
             option `dataset` selects one, by default the first that exists.
         family: tasks with similar models, for which optimizers share defaults (`OptimizerSpec.by_family`).
@@ -74,7 +73,6 @@ class TaskSpec:
     precision: str = "32-true"
     steps_per_call: int = 10
     measure_every: int | None = None
-    measures: str = ""
     lanes: bool = False
     family: str = ""
     datasets: tuple[str, ...] = ()
@@ -90,9 +88,7 @@ class TaskSpec:
         if self.scale not in ("linear", "log"):
             raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
-            raise ValueError(
-                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is not a loss: remove scale"
-            )
+            raise ValueError(f"scale=log compares gaps of a loss, and metric={self.metric} is no loss: remove scale")
 
     def dataset_in(self, root: Path) -> str | None:
         """The first of its data sets that is in this data folder, or else the first; None if there is no choice."""

@@ -135,9 +135,8 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise DataError(
-            f"damaged data file {path} ({one_line(error)}); delete it and copy or download it again"
-        ) from None
+        what = f"damaged data file {path} ({one_line(error)})"
+        raise DataError(f"{what}; delete it and copy or download it again") from None
 
 
 def amount(path: Path) -> int:

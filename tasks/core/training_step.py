@@ -34,25 +34,12 @@ class Outcome(NamedTuple):
 
 @dataclass
 class TrainingPlan:
-    """The training plan of a task, filled in by the runner.
+    """The training plan of a task, filled in by the runner from the options of training.
 
-    Attributes:
-        make_optimizer: builds the optimizer from the trained parameters, in order.
-        parts: its methods, with their hyperparameters and parameters.
-        total_steps: gradients of a batch, the budget: as many optimizer steps if each evaluates the loss once.
-        batch_size: samples of one optimizer step, over micro-batches and ranks.
-        micro_batch_size: samples of one forward pass on one device, at most.
-        evaluation_batch_size: samples of one forward pass in evaluation, at most.
-        data_seed: decides the order of the samples.
-        seed: decides dropout and augmentation.
-        clip: bound on the gradient's global norm, or None.
-        schedule: of the learning rate, or None to leave it alone.
-        average: which average of the weights is evaluated, or None for the weights themselves.
-        create_graph: gradients keep their graph, for methods that differentiate them.
-        step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
-        measure_every: optimizer steps between measurements, or None for none.
-        observed: optimizer steps after which attention is observed (`tasks.core.observatory`), ascending.
-        compiled: whether loss and gradient go through `torch.compile` (`tasks.core.compiled`).
+    `parts` are the optimizer's methods with their hyperparameters and parameters; `micro_batch_size` is the most
+    samples of one forward pass on one device; `total_steps` is the budget of gradients, one or more for each step.
+    Measurements are taken every `measure_every` steps; attention is observed after the steps `observed`, ascending
+    (`tasks.core.observatory`).
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]

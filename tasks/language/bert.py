@@ -1,6 +1,5 @@
 """Encoders of the BERT family, pretrained and fine-tuned, or small ones from random weights; text classification."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -64,14 +63,12 @@ class Encoder(Task):
     Attributes:
         AUTO: transformers' class of such models.
         DRAWN: prefix of the names of the head's weights.
-        PRETRAINED: whether the task is named after pretrained weights; then `part` notes a model from scratch.
     """
 
     roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
     pieces: Mapping[str, int] = {"*.qkv.weight": 3}
     AUTO: ClassVar[Any]
     DRAWN: ClassVar[str]
-    PRETRAINED: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -93,20 +90,18 @@ class Encoder(Task):
         check_counts(layers=layers, width=width, num_heads=num_heads)
         if dropout is not None:
             check_range("dropout", dropout, 0, 1, open_high=True)
-        if init_std is not None and not 0 <= init_std < math.inf:
-            raise ValueError(f"init_std={init_std} is out of range: it must be at least 0 and finite")
+        if init_std is not None:
+            check_range("init_std", init_std, 0)
         if scratch and heads == "regroup":
             raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
-            raise ValueError(
-                f"attention={attention} would change the meaning of a checkpoint's weights; use its architecture with"
-                " random weights (heads=fresh), or a small model (scratch=true)"
-            )
+            why = "would change the meaning of a checkpoint's weights"
+            raise ValueError(f"attention={attention} {why}; use random weights (heads=fresh or scratch=true)")
         self.num_classes = data.num_classes
         if scratch:
             config, folder = _small_bert(data, layers, width), None
-            self.part = _SMALL if self.PRETRAINED else None
+            self.part = _SMALL if getattr(data, "SOURCES", True) else None  # own rows are not named after a model
         else:
             folder = _folder_with(model, [_CONFIG] if drawn else [_CONFIG, _WEIGHTS])
             config = _config_of(model, folder, data)
@@ -132,9 +127,8 @@ class Encoder(Task):
         self.model.train()
         if gradient_checkpointing:
             # transformers 5.23 renamed it to `activation_checkpointing_enable`, and warns of the old name.
-            enable = (
-                getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
-            )
+            former = "gradient_checkpointing_enable"
+            enable = getattr(self.model, "activation_checkpointing_enable", None) or getattr(self.model, former)
             # Random numbers follow from step and sample, so there is no generator state to restore.
             enable({"use_reentrant": False, "preserve_rng_state": False})
         self._types = config.type_vocab_size
@@ -190,12 +184,6 @@ class TextClassifier(Encoder):
     def metrics(self) -> dict[str, Metric]:
         """Accuracy, by the largest logit."""
         return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
-
-
-class RowClassifier(TextClassifier):
-    """`TextClassifier` for the user's own rows: the task is named after the texts, not after a model."""
-
-    PRETRAINED = False
 
 
 def _small_bert(data: "TextData", layers: int, width: int) -> Any:
@@ -261,11 +249,8 @@ def _folder_with(model: str, needed: list[str]) -> Path:
         model, needed, lambda folder: all((folder / name).is_file() for name in needed), " and ".join(needed)
     )
     if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise DataError(
-            f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with"
-            f" {' and '.join(needed)}. Weights in a pickle (pytorch_model.bin) can run any code and are not read:"
-            " convert them in a trusted environment (transformers' save_pretrained does that)"
-        )
+        why = "weights in a pickle (pytorch_model.bin) can run any code and are not read: transformers' save_pretrained"
+        raise DataError(f"model {model!r} has no {' and no '.join(missing)}; {why} converts them where that is safe")
     return folder
 
 
@@ -278,10 +263,8 @@ def _config_of(model: str, folder: Path, data: "TextData") -> Any:
     if config.model_type not in _FAMILY:
         raise ValueError(f"model={model} is a {config.model_type}; it must be one of {', '.join(_FAMILY)}")
     if config.vocab_size != data.vocab_size:
-        raise ValueError(
-            f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
-            " prepare the data with this model's tokenizer"
-        )
+        sizes = f"embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,}"
+        raise ValueError(f"model={model} has {sizes}; prepare the data with this model's tokenizer")
     return config
 
 
@@ -303,7 +286,5 @@ def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how:
     # Loading draws missing weights at random, so a half-random model would be trained.
     lacking = sorted(name for name in info["missing_keys"] if not name.startswith(kind.DRAWN) and "pooler" not in name)
     if lacking:
-        raise DataError(
-            f"model {model!r}: {_WEIGHTS} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}"
-        )
+        raise DataError(f"model {model!r}: {_WEIGHTS} lacks {len(lacking)} weights, such as {lacking[0]}")
     return loaded

@@ -24,7 +24,7 @@ from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import amount, is_table, open_bytes, sha256
-from tasks.language.sources import CORPORA, TextSource, find_corpus
+from tasks.language.sources import CORPORA, TextSource, find
 from tasks.language.vocabulary import (
     BYTES,
     LEAST_PAIRS,
@@ -83,6 +83,7 @@ class CorpusData(TaskData):
     """
 
     seeded = False
+    SOURCES = CORPORA
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class CorpusData(TaskData):
         check_range("vocab", vocab, LEAST_PAIRS, MOST)
         check_range("length", length, 1)
         check_range("n_val", 1 if n_val is None else n_val, 1)
-        source = self.find(root, corpus)
+        source: TextSource = find(CORPORA, root, corpus)
         source.require(root)
         files = source.files(root)
         digests = {split: sha256(*paths) for split, paths in files.items()}
@@ -114,17 +115,15 @@ class CorpusData(TaskData):
             self._packed |= records
         for split, ids in arrays.items():
             if len(ids) < length + 1:
-                raise DataError(
-                    f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens;"
-                    f" with length={length} at least {length + 1:,} are needed: use a longer text, or a smaller"
-                    " --task.length"
-                )
+                why = f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens, and needs {length + 1:,}"
+                raise DataError(f"{why}: use a longer text, or a smaller --task.length")
         if len(self.vocabulary) < 2:
-            raise DataError(
-                f"the text of {files['train'][0]} has only one distinct character, so there is nothing to learn;"
-                " use another"
-            )
-        notes = list(_parts(source, files))
+            raise DataError(f"the text of {files['train'][0]} has only one distinct character; use another")
+        notes = list[str]()
+        for split, paths in files.items():
+            (name, official), size = source.expected[split], sum(map(amount, paths))
+            if official not in (None, size) and all(path.suffix == Path(name).suffix for path in paths):
+                notes.append(f"{size:,} of {official:,} {'rows' if name.endswith('.parquet') else 'bytes'} of {name}")
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
             size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
@@ -144,16 +143,6 @@ class CorpusData(TaskData):
             split: torch.tensor(n / self.sizes[split], dtype=torch.float64) for split, n in predictions.items()
         }
         self._bytes, self._columns = torch.from_numpy(self.vocabulary.sizes), torch.arange(length)
-
-    @classmethod
-    def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> TextSource:
-        """The corpus of this name, or the file of this name; it does not depend on the data folder."""
-        return find_corpus(corpus)
-
-    @classmethod
-    def here(cls, root: Path) -> list[str]:
-        """The corpora that are in this data folder."""
-        return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
         """Facts that identify the stream: digests of files, validation text and tokenizer; tokens and bytes."""
@@ -234,9 +223,7 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
                 while chunk := file.read(_CHUNK):
                     yield chunk + file.readline()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-            ) from None
+            raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
         return
     rows, size = list[str](), 0
     for batch in source.read([path], ["text"])[0].to_batches(1000):
@@ -247,14 +234,6 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
                 yield "".join(rows)
                 rows, size = [], 0
     yield "".join(rows)
-
-
-def _parts(source: TextSource, files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
-    """Descriptions of files that are smaller than the official ones, which have the same ending."""
-    for split, paths in files.items():
-        (name, official), size = source.expected[split], sum(map(amount, paths))
-        if official not in (None, size) and all(path.suffix == Path(name).suffix for path in paths):
-            yield f"{size:,} of {official:,} {'rows' if name.endswith('.parquet') else 'bytes'} of {name}"
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -282,7 +261,7 @@ def _packed(digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary) -> 
     def make() -> Entry:
         streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
         about = {split: facts for split, (_, facts) in streams.items()}
-        return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": about}
+        return {split: ids for split, (ids, _) in streams.items()}, {"splits": about}
 
     parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
     arrays, record = cached(digest, (parts, vocabulary.text), make)

@@ -7,7 +7,7 @@ batches (`tasks.core.order.BatchOrder`), so that little of a batch is padding.
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from tasks.core.files import DataError
 from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import sha256
-from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2, TextSource, find, here
+from tasks.language.sources import MNLI, SST2, TOXICITY, TextSource, find
 from tasks.language.tokenizer import (
     LEAST_VOCABULARY,
     has_tokenizer,
@@ -73,6 +73,7 @@ class TextData(TaskData):
         dataset: one of the task's data sets, if it has several (`TaskSpec.datasets`); by default the first that exists.
 
     Attributes:
+        SOURCES: the data sets that `dataset` chooses from.
         source: the data set.
         digests: of its texts by split.
         num_classes: labels are in [0, num_classes).
@@ -82,7 +83,7 @@ class TextData(TaskData):
         lengths: tokens of each row of "train", int64 on the CPU.
     """
 
-    SOURCES: tuple[TextSource, ...]
+    SOURCES: ClassVar[Mapping[str, TextSource]]
     digests: Mapping[str, str]
     seeded = False
 
@@ -103,10 +104,7 @@ class TextData(TaskData):
         source = self.source = self._open(root, dataset)
         if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
-                raise DataError(
-                    f"there is no tokenizer in {model}, and scratch=true uses only the tokenizer of a model; remove"
-                    " --task.model"
-                )
+                raise DataError(f"there is no tokenizer in {model}; remove --task.model to train one")
             self.tokenizer = self._trained_tokenizer(vocab)
         else:
             self.tokenizer = load_tokenizer(model)
@@ -114,31 +112,18 @@ class TextData(TaskData):
         self.tokenizer.no_padding()
         self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
-            raise DataError(
-                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs;"
-                " use another model"
-            )
+            raise DataError(f"the tokenizer of {model} does not mark the beginning of a text; use another model")
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
         encoded = {split: self._encoded(split) for split in source.expected}
         amounts = {split: rows for split, (_, rows) in encoded.items()}
         self._place({split: file for split, (file, _) in encoded.items()}, amounts, n_train, max_length)
 
-    @classmethod
-    def find(cls, root: Path, dataset: str | None = None) -> TextSource:
-        """The data set of this name, by default the first that is in this data folder, or else the first."""
-        return find(cls.SOURCES, root, dataset)
-
-    @classmethod
-    def here(cls, root: Path) -> list[str]:
-        """The data sets that are in this data folder."""
-        return here(cls.SOURCES, root)
-
     # -- texts and their tokens ---------------------------------------------------------------------------------------
 
     def _open(self, root: Path, dataset: str | None) -> TextSource:
         """The data set, whose files exist; sets the digests."""
-        source = self.find(root, dataset)
+        source: TextSource = find(self.SOURCES, root, dataset)
         source.require(root)
         self._files = source.files(root)
         self.digests = {split: sha256(*paths) for split, paths in self._files.items()}
@@ -169,9 +154,7 @@ class TextData(TaskData):
 
         def make() -> Entry:
             table, dropped = self._read(split, source.columns)
-            assert tokenizer.truncation is not None
-            sizes = {"vocabulary": tokenizer.get_vocab_size(), "max_length": tokenizer.truncation["max_length"]}
-            return self._encode(split, table), {**sizes, "rows": len(table), "dropped": dropped}
+            return self._encode(split, table), {"rows": len(table), "dropped": dropped}
 
         meaning = source.columns, source.num_classes, source.threshold, tokenizer.to_str()
         arrays, record = cached(self.digests[split], meaning, make)
@@ -212,9 +195,7 @@ class TextData(TaskData):
         """Held-out and remaining ones of the n training rows, or other indivisible units, by their hashes."""
         source, self._n = self.source, n
         if n < 10:
-            raise DataError(
-                f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
-            )
+            raise DataError(f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed")
         return validation_rows(n, source.held_out(n), source.salt)
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
@@ -242,8 +223,7 @@ class TextData(TaskData):
             if official not in (None, amounts[split]):
                 notes.append(f"{amounts[split]:,} of {official:,} rows of {name}")
         if n_train is not None:
-            if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
+            check_range("n_train", n_train, 1, len(rest))
             if n_train < len(rest):
                 notes.append(f"{n_train:,} of {len(rest):,} training rows")
         self.part = "; ".join(notes) or None
@@ -309,7 +289,7 @@ class MNLIData(TextData):
 
     report = "matched"
     also = ("mismatched",)
-    SOURCES = (MNLI,)
+    SOURCES: ClassVar = {"mnli": MNLI}
 
 
 class SST2Data(TextData):
@@ -320,7 +300,7 @@ class SST2Data(TextData):
     """
 
     report = "validation"
-    SOURCES = (SST2,)
+    SOURCES: ClassVar = {"sst2": SST2}
 
 
 class CivilCommentsData(TextData):
@@ -330,4 +310,4 @@ class CivilCommentsData(TextData):
     `<root>/jigsaw_toxicity` stand in for missing Civil Comments.
     """
 
-    SOURCES = (CIVIL_COMMENTS, JIGSAW)
+    SOURCES = TOXICITY

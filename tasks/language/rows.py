@@ -26,7 +26,7 @@ class RowTexts(TextData):
     """
 
     report = "test"
-    SOURCES = ()  # the suite knows no files for them in the data folder
+    SOURCES: ClassVar = {}  # the suite knows no files for them in the data folder
     name: ClassVar[str]
     classes: ClassVar[int]
     n_val: ClassVar[int] = 5_000
@@ -54,30 +54,17 @@ class RowTexts(TextData):
 
     def _checked(self, splits: Mapping[str, Any]) -> Mapping[str, Sequence[tuple[Any, ...]]]:
         """The rows, after a check of their number and values."""
-        for split, rows in splits.items():
-            if not isinstance(rows, list | tuple):
-                raise DataError(f"{self.name}: {split} is of type {type(rows).__name__}; give a list of rows")
-        if self.n_val < 1:
-            raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is needed for validation")
-        if len(splits["train"]) < 10 or not splits["test"]:
-            raise DataError(
-                f"{self.name}: there are {len(splits['train'])} training and {len(splits['test'])} test rows; at least"
-                " 10 and 1 are needed, since a tenth of the training rows is used for validation"
-            )
+        counts = {split: len(rows) for split, rows in splits.items()}
+        if self.n_val < 1 or counts["train"] < 10 or not counts["test"]:
+            what = f"there are {counts['train']} training and {counts['test']} test rows, n_val={self.n_val}"
+            raise DataError(f"{self.name}: {what}; at least 10, 1 and 1 are needed")
         first = splits["train"][0]
-        width = len(first) if isinstance(first, tuple | list) and len(first) in (2, 3) else 2
+        width = len(first) if isinstance(first, tuple | list) and len(first) == 3 else 2
         for split, rows in splits.items():
             for i, row in enumerate(rows):
-                fits = isinstance(row, tuple | list) and len(row) == width
-                if not fits or not all(isinstance(text, str) for text in row[:-1]):
-                    raise DataError(
-                        f"{self.name}: {split} row {i} is {repr(row)[:80]}; make all rows (text, label), or all"
-                        " (text, second text, label)"
-                    )
-                label = row[-1]
-                if not isinstance(label, int | np.integer) or not 0 <= label < self.classes:
-                    raise DataError(
-                        f"{self.name}: {split} row {i} has the label {label!r}; it must be an integer in"
-                        f" [0, {self.classes - 1}]; correct it, or set the number of classes"
-                    )
+                *texts, label = row if isinstance(row, tuple | list) and len(row) == width else (None,)
+                is_label = isinstance(label, int | np.integer) and 0 <= label < self.classes
+                if not (texts and is_label and all(isinstance(text, str) for text in texts)):
+                    how = f"make all rows (text, label), or all (text, second text, label), label < {self.classes}"
+                    raise DataError(f"{self.name}: {split} row {i} is {repr(row)[:80]}; {how}")
         return splits

@@ -25,19 +25,12 @@ class TextSource:
         folder: below the data folder; absolute for a user's file.
         expected: by split, the name of its file and the official rows (a text's bytes), None if unknown. "train" is
             always present; a file NAME_part replaces a missing one, and shards, JSON lines, CSV or TSV a table.
-        texts: columns with the texts, one or two.
-        label: column with the label; empty for a corpus.
-        num_classes: labels are in [0, num_classes).
-        n_val: training rows kept for validation; a tenth of the rows where that is less.
-        salt: name that determines them (`tasks.core.order.validation_rows`).
-        threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
-            the label.
-        hub: where to fetch it.
+        label: column with the label, in [0, num_classes); empty for a corpus.
+        n_val: training rows kept for validation, chosen by `salt` (`tasks.core.order.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label is 1 from this share on.
         stand_in: note in results if these stand in for other data.
         more: other required columns with texts.
-        also: other folders in which people have these files, such as GLUE's own.
-        stems: by split, other names of its file, without ending.
-        renamed: our columns by their names in such files.
+        also, stems: other folders, and by split other names without ending, that people have; `renamed` columns there.
         classes: the labels in words; then rows without a label are left out.
         separator: text added after every row of a corpus.
     """
@@ -108,20 +101,22 @@ class TextSource:
         columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
         for name in names:
             if name not in columns:
-                hint = f", as {self.hub.name} on the Hugging Face Hub does" if self.hub else ""
+                what = f"{path} has no column {name!r}, only {', '.join(table.column_names)}"
                 raise DataError(
-                    f"{path} has no column {name!r}, only {', '.join(table.column_names)}; it must have"
-                    f" {', '.join(names)}{hint}"
+                    f"{what}; it must have {', '.join(names)}, as {self.hub.name if self.hub else 'a text'}"
                 )
         table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
-            check_texts(path, table[name], name)
+            if table[name].null_count or str(table[name].type) not in ("string", "large_string"):
+                for row, value in enumerate(table[name].to_pylist()):
+                    if not isinstance(value, str):
+                        what = f"{path}: row {row} has no text in column {name!r} but {value!r}"
+                        raise DataError(f"{what}; remove such rows")
         if self.label not in names or not (self.classes or self.threshold):
             return table, 0
         labels = pa.array(self._labels(path, table[self.label]), pa.int64())
-        return table.set_column(names.index(self.label), self.label, labels).filter(
-            labels.is_valid()
-        ), labels.null_count
+        table = table.set_column(names.index(self.label), self.label, labels)
+        return table.filter(labels.is_valid()), labels.null_count
 
     def _labels(self, path: Path, column: Any) -> list[int | None]:
         """The labels of a file's rows; None for a row without one."""
@@ -135,20 +130,10 @@ class TextSource:
         words = [str(word).strip() for word in column.to_pylist()]
         labels = [None if word.lower() in _NO_LABEL else known.get(word.lower(), -1) for word in words]
         if -1 in labels:
-            row = labels.index(-1)
-            raise DataError(
-                f"{path}: row {row} has the {self.label} {words[row]!r}; it must be one of"
-                f" {', '.join(f'{i} or {name}' for i, name in enumerate(self.classes))}: rename your labels"
-            )
+            row, known_words = labels.index(-1), ", ".join(f"{i} or {name}" for i, name in enumerate(self.classes))
+            what = f"{path}: row {row} has the {self.label} {words[row]!r}"
+            raise DataError(f"{what}; it must be one of {known_words}: rename your labels")
         return labels
-
-
-def check_texts(path: Path, column: Any, name: str) -> None:
-    """Raise a DataError with the first value that is no text."""
-    if column.null_count or str(column.type) not in ("string", "large_string"):
-        for row, value in enumerate(column.to_pylist()):
-            if not isinstance(value, str):
-                raise DataError(f"{path}: row {row} has no text in column {name!r} but {value!r}; remove such rows")
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------------
@@ -218,20 +203,7 @@ JIGSAW = replace(
     hub=None,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
 )
-
-
-def here(sources: Iterable[TextSource], root: Path) -> list[str]:
-    """The data sets that are in this data folder."""
-    return [source.folder for source in sources if (root / source.folder).is_dir()]
-
-
-def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) -> TextSource:
-    """The data set of this name, by default the first that is in this data folder, or else the first."""
-    known = {source.folder: source for source in sources}
-    dataset = dataset or next(iter(here(sources, root)), next(iter(known)))
-    if dataset not in known:
-        raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
-    return known[dataset]
+TOXICITY = {source.folder: source for source in (CIVIL_COMMENTS, JIGSAW)}
 
 
 # -- corpora ----------------------------------------------------------------------------------------------------------
@@ -241,11 +213,7 @@ CORPORA = {
     "tiny_shakespeare": TextSource("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
     "wikitext103": TextSource(
         "wikitext103",
-        {
-            "train": ("train.parquet", 1_801_350),
-            "val": ("validation.parquet", 3_760),
-            "test": ("test.parquet", 4_358),
-        },
+        {"train": ("train.parquet", 1_801_350), "val": ("validation.parquet", 3_760), "test": ("test.parquet", 4_358)},
         separator="",  # its rows are lines, with their line ends
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),
@@ -265,18 +233,25 @@ CORPORA = {
 }
 
 
-def find_corpus(corpus: str) -> TextSource:
-    """The corpus of this name, or the file of this name."""
-    path = Path(corpus).expanduser()
-    if corpus in CORPORA:
-        return CORPORA[corpus]
+def here(sources: Mapping[str, Any], root: Path) -> list[str]:
+    """The data sets, by name, that are in this data folder."""
+    return [name for name, source in sources.items() if (root / source.folder).is_dir()]
+
+
+def find(sources: Mapping[str, Any], root: Path, name: str | None = None) -> Any:
+    """The data set, or the corpus in a file, of this name; by default the first in this data folder, or the first."""
+    name = name or next(iter([*here(sources, root), *sources]))
+    if name in sources:
+        return sources[name]
+    if sources is not CORPORA:
+        raise ValueError(f"dataset={name} is not known: it must be {' or '.join(sources)}")
+    path = Path(name).expanduser()
     if path.is_file():
         return TextSource(str(path.parent.resolve()), {"train": (path.name, None)})
-    if path.is_dir():
-        raise ValueError(f"corpus={corpus} is a folder; name the file in it")
-    if path.suffix or len(path.parts) > 1:
-        raise ValueError(f"corpus={corpus} does not exist")
-    raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
+    why = f"is not known: it must be one of {', '.join(CORPORA)}, or a file with text"
+    if path.is_dir() or path.suffix or len(path.parts) > 1:
+        why = "is a folder; name the file in it" if path.is_dir() else "does not exist"
+    raise ValueError(f"corpus={name} {why}")
 
 
 # -- `TaskSpec.files` of tasks whose options choose the files ---------------------------------------------------------
@@ -284,9 +259,9 @@ def find_corpus(corpus: str) -> TextSource:
 
 def civil_comments(root: Path, dataset: str | None = None) -> None:
     """See `TextSource.require`."""
-    find((CIVIL_COMMENTS, JIGSAW), root, dataset).require(root)
+    find(TOXICITY, root, dataset).require(root)
 
 
 def corpus(root: Path, corpus: str) -> None:
     """See `TextSource.require`."""
-    find_corpus(corpus).require(root)
+    find(CORPORA, root, corpus).require(root)

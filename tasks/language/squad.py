@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class SquadData(TextData):
     """
 
     report = "validation"
-    SOURCES = (SQUAD,)
+    SOURCES: ClassVar = {"squad": SQUAD}
 
     def __init__(
         self,
@@ -73,9 +73,8 @@ class SquadData(TextData):
     def _truncate(self, max_length: int) -> None:
         most = max_length - self.tokenizer.num_special_tokens_to_add(True) - 2
         if not 0 <= self._stride <= most:
-            raise ValueError(
-                f"stride={self._stride} is out of range: with max_length={max_length} it must be in [0, {most}]"
-            )
+            range_ = f"with max_length={max_length} it must be in [0, {most}]"
+            raise ValueError(f"stride={self._stride} is out of range: {range_}")
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
     def _encoded(self, split: str) -> tuple[dict[str, NDArray[Any]], int]:
@@ -197,19 +196,11 @@ def _answers(path: Path, values: list[Any], contexts: list[str]) -> list[tuple[i
     spans = []
     for row, (answers, context) in enumerate(zip(values, contexts, strict=True)):
         match answers:
-            case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(
-                isinstance(m, str) for m in more
-            ):
-                end = begin + len(text)
+            case {"text": [str() as text, *others], "answer_start": [int() as begin, *_]} if (
+                begin >= 0 and text.strip() and context[begin : begin + len(text)] == text
+            ) and all(isinstance(other, str) for other in others):
+                spans.append((begin, begin + len(text)))
             case _:
-                raise DataError(
-                    f"{path}: row {row} has the answers {str(answers)[:100]};"
-                    " they must be a struct of two lists, text and answer_start, with at least one answer"
-                )
-        if begin < 0 or not text.strip() or context[begin:end] != text:
-            raise DataError(
-                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, but there the"
-                f" context has {context[max(begin, 0) : max(end, 0)][:100]!r}; remove such rows"
-            )
-        spans.append((begin, end))
+                how = "they must be lists, text and answer_start, with an answer that is there in the context"
+                raise DataError(f"{path}: row {row} has the answers {str(answers)[:100]}; {how}: remove such rows")
     return spans

@@ -39,14 +39,11 @@ def load_tokenizer(model: str) -> Tokenizer:
 
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # `tokenizers` raises nothing more specific
-        raise DataError(
-            f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again"
-        ) from None
+        why = f"cannot be read ({one_line(error)})"
+        raise DataError(f"the tokenizer in {folder} {why}; copy the model's files there again") from None
     if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
-        raise DataError(
-            f"the tokenizer in {folder} has {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
-            " copy the model's tokenizer.json or vocab.txt there"
-        )
+        why = f"has {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing"
+        raise DataError(f"the tokenizer in {folder} {why}; copy the model's tokenizer.json or vocab.txt there")
     return tokenizer
 
 
@@ -60,10 +57,8 @@ def named_folder(model: str) -> Path:
         return Path(model).expanduser()
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            f"missing model {model!r}: there is no Python package {package!r} here; install it (its name may be"
-            f" {package.replace('_', '-')}), or name another model with --task.model"
-        )
+        why = f"there is no Python package {package!r} here; install it ({package.replace('_', '-')}?)"
+        raise DataError(f"missing model {model!r}: {why}, or name another model with --task.model")
     return Path(spec.submodule_search_locations[0]) / inside
 
 
@@ -91,11 +86,9 @@ def model_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Pat
         disable_progress_bars()
         return Path(snapshot_download(model, allow_patterns=[*patterns], local_files_only=False))
     except Exception as error:  # of the network, of the Hub, of the name
-        raise DataError(
-            f"missing model {model!r}: no such folder, {what} not in the Hub's cache {HF_HUB_CACHE}, and downloading"
-            f" failed ({one_line(error)}); name a folder that has that with --task.model DIR, set HF_HOME to a cache"
-            " that has it, or train a small model with --task.scratch true"
-        ) from None
+        why = f"no such folder, {what} not in the Hub's cache {HF_HUB_CACHE}, and no download ({one_line(error)})"
+        todo = "name a folder with --task.model DIR, a cache with HF_HOME, or train a small model: --task.scratch true"
+        raise DataError(f"missing model {model!r}: {why}; {todo}") from None
 
 
 def _lowercase(folder: Path) -> bool:

@@ -46,9 +46,7 @@ BYTES = Vocabulary(
 def characters(of: Sequence[str]) -> Vocabulary:
     """These characters, in the order of their code points; more than 65,536 are a DataError."""
     if len(of) > MOST:
-        raise DataError(
-            f"the text has {len(of):,} different characters, more than {MOST:,}; use --task.tokens byte or bpe"
-        )
+        raise DataError(f"the text has {len(of):,} different characters, not {MOST:,}; use --task.tokens byte or bpe")
     points = _code_points("".join(of))
     return Vocabulary(
         np.array([len(c.encode()) for c in of], np.int64),

@@ -108,10 +108,6 @@ class AttentionMatrixData(TaskData):
 class AttentionMatrix(Task):
     """W_k and W_q of one head; the loss is the mean over queries of the divergence KL(P || softmax(logits)).
 
-    Measured: `error`, the largest |weight - P|; `divergence`; `construction_error` and `construction_divergence`, the
-    same for a construction without training that every head of this size can represent: a truncated singular value
-    decomposition of log P minus its column means.
-
     Args:
         data: sequence and target.
         head_dim: rows of W_k and W_q, at least 1; logits are divided by its square root.
@@ -140,7 +136,14 @@ class AttentionMatrix(Task):
         return {"mean_error": MeanAbsoluteError()}
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See the class."""
+        """Distances of the weights from P.
+
+        Keys:
+            error: the largest |weight - P|.
+            divergence: the loss.
+            construction_error, construction_divergence: the same without training, for a truncated singular value
+                decomposition of log P minus its column means, which every head of this size can represent.
+        """
         tokens_dn, log_target_nn = self.wanted.tokens_dn, self.wanted.log_target_nn
         keys_PKn, queries_PKn = weights["key.weight"] @ tokens_dn, weights["query.weight"] @ tokens_dn
         points = len(keys_PKn)

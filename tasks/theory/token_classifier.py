@@ -226,13 +226,8 @@ class TokenClassifier(Task):
     @cached_property
     def _goals(self) -> dict[str, Tensor | None]:
         """The directions that training is compared with, as unit vectors; None for those that do not exist."""
-        return {
-            name: None if isinstance(optimum, str) else self._unit(optimum[0].flatten())
-            for name, optimum in self.data.directions().items()
-        }
-
-    def _unit(self, x: Tensor) -> Tensor:
-        return (x / x.norm()).to(self.head.W.device, self.head.W.dtype)
+        goals = {k: None if isinstance(v, str) else v[0].flatten() for k, v in self.data.directions().items()}
+        return {name: None if x is None else (x / x.norm()).to(self.head.W) for name, x in goals.items()}
 
 
 def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from optimizers.step_size import check_range
 from tasks.core.data import TaskData
 from tasks.core.files import DataError, splits_of
 from tasks.core.order import split_hash, validation_rows
@@ -57,19 +58,15 @@ class ImageData(TaskData):
         n = len(images)
         n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
         if not 1 <= n_val < n:
-            raise DataError(
-                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must be in"
-                f" [1, {n - 1}], and by default there must be 10 images or more"
-            )
+            why = f"n_val={n_val} of {n} training images cannot be used for validation"
+            raise DataError(f"{self.name}: {why}; it must be in [1, {n - 1}], by default of at least 10 images")
         held_out, rest = validation_rows(n, n_val, self.name)
         if n_train is not None:
-            if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
+            check_range("n_train", n_train, 1, len(rest))
             if n_train < len(rest):
                 self.part = f"{n_train:,} of {len(rest):,} training images"
             rest = rest[:n_train]
-        if not 0 <= crop <= images.shape[-1]:
-            raise ValueError(f"crop={crop} is out of range: it must be in [0, {images.shape[-1]}] pixels")
+        check_range("crop", crop, 0, images.shape[-1])
         self.flip, self.crop, self.image_shape = flip, crop, tuple(images.shape[1:])
         parts = {"train": (images[rest], labels[rest]), "val": (images[held_out], labels[held_out]), "test": test}
         self._splits: dict[str, tuple[Tensor, Tensor]] = parts
@@ -132,22 +129,16 @@ class ImageData(TaskData):
             raise DataError(f"{self.name}: {split} is of type {type(pair).__name__}; give a pair of images and labels")
         x, y = (read_idx(part) if isinstance(part, Path | str) else np.array(part) for part in pair)
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape or (x.ndim == 4 and x.shape[3] > 4):
+            what = f"{split} images are {x.dtype} of shape {x.shape}"
             raise DataError(
-                f"{self.name}: {split} images are {x.dtype} of shape {x.shape}; make them uint8 of shape (N, H, W) or"
-                " (N, H, W, C) with 1 to 4 channels"
+                f"{self.name}: {what}; make them uint8 of shape (N, H, W), or (N, H, W, C) with C in [1, 4]"
             )
-        if y.dtype.kind not in "iu" or y.ndim != 1:
-            raise DataError(
-                f"{self.name}: {split} labels are {y.dtype} of shape {y.shape}; make them integers of shape (N,)"
-            )
-        if len(x) != len(y):
-            raise DataError(f"{self.name}: {split} has {len(x)} images and {len(y)} labels; give one label per image")
-        wrong = np.flatnonzero((y < 0) | (y >= self.classes))
-        if len(wrong):
-            raise DataError(
-                f"{self.name}: {split} row {wrong[0]} has the label {y[wrong[0]]}, which is not in"
-                f" [0, {self.classes - 1}]; correct it, or set the number of classes"
-            )
+        if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
+            what = f"{split} has {len(x)} images, and labels that are {y.dtype} of shape {y.shape}"
+            raise DataError(f"{self.name}: {what}; give an integer for each image")
+        for row in np.flatnonzero((y < 0) | (y >= self.classes)):
+            what = f"{split} row {row} has the label {y[row]}, which is not in [0, {self.classes - 1}]"
+            raise DataError(f"{self.name}: {what}; correct it, or set the number of classes")
         pixels = torch.from_numpy(x if x.ndim == 4 else x[..., None])
         return pixels.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y.astype(np.int64))
 
@@ -161,10 +152,7 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
     forms = path, path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
     file = next((file for file in forms if file.is_file()), None)
     if file is None:
-        raise DataError(
-            f"missing data: {path.name} expected in {path.parent}; copy it there, or name the folder of the data with"
-            " --data DIR or BENCH_DATA"
-        )
+        raise DataError(f"missing data: {path.name} expected in {path.parent}; copy it there, or set --data DIR")
     try:
         raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         if raw[:3] != b"\0\0\x08":
@@ -179,7 +167,7 @@ class MNISTData(ImageData):
     """MNIST: 60,000 + 10,000 digits of 28 x 28 grey pixels, from its four files in `<root>/MNIST/raw`."""
 
     name, classes, n_val = "mnist", 10, 5_000
-    SOURCE = MNIST
+    SOURCES: ClassVar = {"mnist": MNIST}
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
@@ -199,7 +187,7 @@ class CIFAR10Data(ImageData):
     """
 
     name, classes, n_val = "cifar10", 10, 5_000
-    SOURCE = CIFAR10
+    SOURCES: ClassVar = {"cifar10": CIFAR10}
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
