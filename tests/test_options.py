@@ -5,12 +5,15 @@ import json
 import typing
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import pytest
 
 from bench.config.options import (
     STORED,
+    UNSET,
+    Option,
     all_optimizer_options,
     documented,
     imported_options,
@@ -87,6 +90,15 @@ def test_words_become_values_of_the_option_type():
     assert parse_options("opt", adam, {"betas": "0.8,0.9"})["betas"] == (0.8, 0.9)
     assert parse_options("opt", adam, {"betas": "(0.8, 0.9)"})["betas"] == (0.8, 0.9)
     assert parse_options("opt", adam, {"betas": [0.8, 0.9]})["betas"] == (0.8, 0.9)
+    other = {"inner": Option("inner", Any, UNSET, "")}
+    fields = {"name": "a", "type": "b", "default": 1, "help": "c"}
+    for given, value in (
+        ({"inner.alpha": "1e-3", "inner.name": "x"}, {"alpha": 0.001, "name": "x"}),
+        ({"inner": Signals.SIGINT}, "SIGINT"),
+        ({"inner": Path}, "pathlib:Path"),
+        ({"inner": Option("a", "b", 1, "c")}, fields),
+    ):
+        assert parse_options("opt", other, given) == {"inner": value}
     values = parse_options("task", mnist, {"flip": True, "n_train": "50", "crop": "2"})
     assert (values["flip"], values["n_train"], values["crop"]) == (True, 50, 2)
     assert parse_options("task", mnist, {"flip": "false", "n_train": "none"}) == parse_options("task", mnist, {})

@@ -10,7 +10,8 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -275,12 +276,25 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert given values (words of the command line or YAML values), and fill in the defaults (UserError)."""
     start = f"{prefix}.".removeprefix(".")
+    given = _nested(options, given)
     for name in sorted(given.keys() - options.keys()):
         raise unknown_setting(f"{start}{name}", [f"--{start}{known}" for known in options])
     raw = {name: given.get(name, option.default) for name, option in options.items()}
     return {
         name: _parsed(f"--{start}{name}", options[name], value) for name, value in raw.items() if value is not UNSET
     }
+
+
+def _nested(options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given values; those below an option that takes any YAML (`conf.alpha`) are one mapping."""
+    values = dict[str, Any]()
+    for name, value in given.items():
+        head, _, key = name.partition(".")
+        if name not in options and head in options and options[head].type is Any:
+            values[head] = {**values.get(head, {}), key: _from_word(value, Any)}
+        else:
+            values[name] = value
+    return values
 
 
 def _parsed(flag: str, option: Option, raw: Any) -> Any:
@@ -304,9 +318,20 @@ def _parsed(flag: str, option: Option, raw: Any) -> Any:
 _adapter = lru_cache(TypeAdapter[Any])
 
 
+def _written(value: Any) -> Any:
+    """A member of an enum, a dtype, a class or a dataclass as a setting (`optimizers.adapters.adapted` reads it)."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    if is_dataclass(value):
+        return asdict(typing.cast(Any, value))
+    return str(value) if type(value).__name__ == "dtype" else value
+
+
 def _from_word(raw: Any, kind: Any) -> Any:
-    """A word of the command line, or a value of YAML, as a value of Python."""
-    members = _members(kind)
+    """A word of the command line, or a value of YAML or Python, as a setting."""
+    members, raw = _members(kind), _written(raw)
     containers = [typing.get_origin(member) or member for member in members]
     if is_none(raw) and (type(None) in members or kind is Any):
         return None
