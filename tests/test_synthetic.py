@@ -251,7 +251,7 @@ MISSING = {"mha_dm1": {"align_W", "align_U"}, "mha_planted": {"attn_score", "off
 def test_a_task_measures_the_declared_metric(task: str, store: Any) -> None:
     result = run(resolve({"task": task, "opt": "gd", "trainer.max_steps": 1, "store": store}), progress=False)
     columns = read_tables(store / result.run_id)["measurements"].keys() - {"step"}
-    described = stored("measurements")[TASKS[task].module].keys()
+    described = stored("measurements")[str(TASKS[task].module)].keys()
     assert columns == described - (MISSING.get(task, set()))
 
 
