@@ -226,7 +226,7 @@ def test_settings_have_all_forms() -> None:
         (lambda: bench.fit("synthetic", 5), "5 is no optimizer or task: pass a name"),
         (lambda: bench.fit("synthetic", "ngd", trainer=[("max_steps", 5)]), "--trainer [('max_steps', 5)]: it must be"),
         (lambda: bench.fit("synthetic", "ngd", settings={5: 5}), "--settings {5: 5}: it must be text"),
-        (lambda: bench.compare("synthetic", "ngd", anyway=None), "--anyway None: it must be true or false"),
+        (lambda: bench.compare("synthetic", "ngd", dry_run=None), "--dry_run None: it must be true or false"),
         (lambda: bench.compare("synthetic", "ngd", against=[3]), "--against [3]: it must be text"),
         (lambda: bench.load(5), "--store 5: it must be a list or text"),
         (lambda: bench.leaderboard(bord="quality"), "bench.leaderboard: got an unexpected keyword argument 'bord'"),

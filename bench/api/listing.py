@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.api import parameters as p
 from bench.api.boards import reading
@@ -14,10 +14,6 @@ from bench.config.values import experiments, place
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
-
-if TYPE_CHECKING:
-    from bench.store.record import RunResult
-    from bench.store.reports import StudyRecord
 
 
 @public
@@ -152,31 +148,17 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
-        return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
+        from bench.tuning.summary import trial_lines
+
+        which = clean(shlex.join(["--task", study.task, "--opt", study.opt]))
+        plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
+        runs = [run for run in stores.runs if run.run_id in study.run_ids]
+        return Answer(vars(study), [*map(clean, trial_lines(study, runs)), plots])
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
     if re.fullmatch(r".+-[0-9a-f]{7,10}", path.name):  # ids of runs end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or str(place("store")))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
-
-
-def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]:
-    """The trials of a study as a table; * marks the winner."""
-    from bench.results.render import shown
-    from bench.results.selection import GAP, above_infimum
-    from bench.results.table import Table
-    from bench.text import seeds_in_words
-
-    metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
-    rows = [
-        ("*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], t["state"], t["score"])
-        for t in study.trials
-    ]
-    first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
-    table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    which = shlex.join(["--task", study.task, "--opt", study.opt])
-    plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
-    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing), clean(plots)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

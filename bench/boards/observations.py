@@ -1,4 +1,4 @@
-"""Observations of attention (`--trainer.observe`) in the tables of runs: means over heads, directions, equal loss."""
+"""Observations of attention (`--trainer.observe`) in the tables of runs: means over heads, equal loss."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,6 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.results import stats
 from bench.results.group import Seed
 from bench.results.stats import Array
 from bench.store.tables import Columns
@@ -24,8 +23,7 @@ SHOWN = {
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
-WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+|{DIRECTION.pattern}"
+WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+"
 """Names of the columns that the board and the chart read."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
 
@@ -49,25 +47,6 @@ def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] 
 @lru_cache(maxsize=1000)  # thousands of runs have the same hundreds of columns
 def _heads(columns: tuple[str, ...], name: str) -> list[str]:
     return [column for column in columns if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
-
-
-def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
-    """For each snapshot after N steps, the cosine of W_QK with its value at the end of the run: mean over heads."""
-    cosines: dict[int, list[float]] = {}
-    for name, values in tables.get("measurements", {}).items():
-        if (at := DIRECTION.fullmatch(name)) is not None:
-            cosines.setdefault(int(at[1]), []).append(float(values[-1]))
-    return {step: float(np.mean(cosines[step])) for step in sorted(cosines)}
-
-
-def rate(cosines: Mapping[int, float]) -> float | None:
-    """The exponent a of distance ~ t^-a between a hundredth and a tenth of the steps; None from fewer than 3 snapshots.
-
-    The distance is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025. Later snapshots are near the end by definition.
-    """
-    last = max(cosines, default=0)
-    gaps = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
-    return -stats.slope(np.log(list(gaps)), np.log(list(gaps.values())))[0] if len(gaps) >= stats.LEAST_POINTS else None
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:

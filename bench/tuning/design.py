@@ -6,6 +6,7 @@ large budget give the result of any smaller one (`Design.wanted`).
 
 import heapq
 import itertools
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,18 @@ from typing import Any, Literal, NamedTuple
 from bench.config.values import refuse_too_many, typed
 from bench.errors import UserError
 from bench.results.selection import End, Mode, best_index
+from bench.store.record import RunResult
 from bench.text import counted, is_number
-from bench.tuning.space import Axis, Key, Point, Space, point_key
 from optimizers import LogUniform
 
+Axis = LogUniform | tuple[Any, ...]
+"""A range, or a list of values."""
+Space = dict[str, Axis]
+"""The searched settings, by dotted name (`opt.lr`)."""
+Point = Mapping[str, Any]
+"""A value for each name of a space."""
+Key = str
+"""A point as text (`point_key`)."""
 Sampler = Literal["grid", "qmc", "tpe"]
 Place = tuple[int, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
@@ -31,16 +40,24 @@ EXTENSION_LIMIT = 8
 LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
-class Wanted(NamedTuple):
-    """A point to try, and why."""
+class Trial(NamedTuple):
+    """A point of a design, with its finished runs, one for each tuning seed; none and a reason if it failed."""
 
     point: Point
     kind: Kind
+    runs: Sequence[RunResult] = ()
+    reason: str = ""
 
     @property
     def key(self) -> Key:
         """The point's `point_key`."""
         return point_key(self.point)
+
+
+def point_key(point: Point) -> Key:
+    """The point as JSON, equal for equal points: sorted names, numbers as floats without -0."""
+    plain = {name: value + 0.0 if is_number(value) else value for name, value in point.items()}
+    return json.dumps(plain, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -75,15 +92,13 @@ class Design:
         self.combinations = math.prod(map(len, self.lists.values()))
         self.step = self.combinations if sampler == "grid" else 1
 
-    def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
+    def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
 
         Those without a known score are to be tried next; when all have one, tuning has ended. New scores only append
         points. If a grid has stopped growing with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
-        if trials < 1:
-            raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {count}", count)
         refuse_too_many("all combinations of these values", self.combinations)
         if self.sampler == "grid" and self.ranges:
@@ -95,7 +110,7 @@ class Design:
             points = self._combinations()
         else:
             points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
-        return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
+        return [Trial(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
         """The best point with a known score, the middle one of equals by `_position`; None if there is none."""
@@ -115,7 +130,7 @@ class Design:
         """All combinations of the listed values; the last axis varies fastest."""
         return [dict(zip(self.lists, values, strict=True)) for values in itertools.product(*self.lists.values())]
 
-    def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
+    def _grown(self, scores: Scores, trials: int, total: int) -> list[Trial]:
         ranges, others = self.ranges, self._combinations()
         steps = [1, *[2] * len(self.space)][: len(ranges)]  # in half decades
         if trials % len(others):
@@ -132,7 +147,7 @@ class Design:
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
         while True:
             by_place = {place: points(place) for place in kinds}
-            wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in by_place[place]]
+            wanted = [Trial(point, kind) for place, kind in kinds.items() for point in by_place[place]]
             if any(candidate.key not in scores.by_key for candidate in wanted):
                 return wanted
             best = self.best([candidate.point for candidate in wanted], scores)

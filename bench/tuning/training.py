@@ -10,25 +10,25 @@ from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.progress import SweepProgress
 from bench.text import listed
-from bench.tuning.study import Study, equalize
+from bench.tuning.study import Study, results_of
 
 
 def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True) -> bool:
-    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
+    """Tune the optimizers of a task with equal budgets, and run the winners; False if a signal asked to stop.
 
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
     """
-    views = dict[bool, SweepProgress]()
+    views = dict[str, SweepProgress]()
     while True:
-        equalize(studies)
-        todo = {f"study {study.name}": runs for study in studies if (runs := study.result().todo)}
+        results = results_of(studies)
+        todo = {f"study {result.study.name}": result.todo for result in results if result.todo}
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
         if not configs:
             return True
         check_places(configs)
-        phase = "fresh seeds" if (fresh := studies[0].report) else "tuning"
+        phase = "tuning" if any(result.missing for result in results) else "fresh seeds"
         label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
-        view = views.setdefault(fresh, SweepProgress(label, studies[0].spec.mode, enabled=progress))
+        view = views.setdefault(phase, SweepProgress(label, studies[0].spec.mode, enabled=progress))
         titles = {config.run_id: title for title, runs in todo.items() for config in runs}
         try:
             if not execute(configs, view, effort, plan=titles, crew=crew):

@@ -11,8 +11,7 @@ from bench.output import writing
 from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.reports import StudyRecord, read_report, study_path
 from bench.text import plain, seeds_in_words
-from bench.tuning.design import distribution
-from bench.tuning.space import point_key
+from bench.tuning.design import distribution, point_key
 from bench.tuning.spec import StudySpec
 from bench.tuning.study import StudyResult
 from optimizers import TASK_VALUE
@@ -20,11 +19,10 @@ from optimizers.plugins import slug
 
 
 def write(folder: Path, result: StudyResult) -> Path:
-    """Write the winner's settings with their provenance to `TASK/OPT.yaml`; `UserError` without a winner."""
+    """Write the winner's settings with their provenance to `TASK/OPT.yaml`."""
     import yaml
 
-    if result.best is None:
-        raise UserError(f"study {result.study.name}: no trial has a score, so there is nothing to write")
+    assert result.best is not None
     spec, run, path = result.spec, result.best.runs[0], _path(folder, result.spec)
     # Defaults are written too: later changes of them must not change tuned settings.
     options = run.config["opt_options"].items()
