@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.boards.attention import against
-from bench.boards.observations import SHOWN, at_loss, over_heads
+from bench.boards.attention import SHOWN, against, at_loss, over_heads
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of

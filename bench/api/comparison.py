@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.api.results import Comparison
 from bench.api.results import Study as Result
 from bench.api.studies import crew_for, train
-from bench.boards.entries import REFERENCES, default_reference
+from bench.boards.collect import REFERENCES, default_reference
 from bench.config.settings import problem_of
 from bench.config.values import Seeds, parts, read_seeds, reference_folder
 from bench.errors import RunFailed, UserError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.boards.entries import Entry
+from bench.boards.collect import Entry
 from bench.results.group import Measure
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice
 from bench.results.table import Column, Table
@@ -26,7 +26,7 @@ _VERDICT_HELP = (
 )
 NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
 SEEDS = Column("n", "n", "finished runs, one per seed")
-_KINDS = "tuned: winner of a study, on fresh seeds; best of N: of a sweep, on the seeds that chose it; default; by hand"
+_KINDS = "tuned: winner of a study, on fresh seeds; default; by hand"
 _ENDS = [
     SEEDS,
     Column("runs", "runs", "how they ended"),
@@ -41,7 +41,7 @@ def board_table(
     """The table of a board: its own columns and values, which override those that every board has."""
 
     def cells(entry: Entry) -> dict[str, Any]:
-        shared = {"opt": entry.name, "settings": entry.settings, "task": entry.problem.task}
+        shared = {"opt": entry.name, "settings": entry.kind, "task": entry.problem.task}
         shared |= {"problem": entry.problem.name, "options": entry.options, "n": len(entry.runs)}
         shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": entry.flags}
         shared |= {"versions": entry.versions, "machines": entry.machines}
@@ -74,18 +74,16 @@ class Verdicts:
         if reason or other:
             return f"not compared: {reason or f'the reference: {other}'}"
         result = self.measure.compare(entry, self.ref)
-        return "no common seeds" if result is None else result.selected if entry.best_of or self.ref.best_of else result
+        return "no common seeds" if result is None else result
 
     def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
         """The values of `columns`."""
         if not isinstance(result, Comparison):
             return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
-        words, n = result.words, result.n
-        ties, selected = n - result.wins - result.losses, words == "selected on these seeds"
-        words += f" ({n} of {LEAST_SEEDS})" * (words == "too few seeds")
-        more = None if result.decided or selected else advice(n, result.wins, result.losses)
+        n, ties = result.n, result.n - result.wins - result.losses
+        more = None if result.decided else advice(n, result.wins, result.losses)
         return {
-            "verdict": f"reference {words}" if selected and not entry.best_of else words,
+            "verdict": result.words + f" ({n} of {LEAST_SEEDS})" * (result.words == "too few seeds"),
             "won": f"{result.wins} of {n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": result.effect,
             "more": result.decided_after or (more and f"after {spanned(more)}"),
@@ -94,21 +92,28 @@ class Verdicts:
         }
 
     @property
-    def scale(self) -> tuple[str, str]:
-        """Description of effects and of their better direction."""
-        named = "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.settings})"
-        better = f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
-        return (f"ratio to {named}", better) if self.measure.log else (f"gain over {named}", "positive is better")
+    def scale(self) -> str:
+        """Description of effects."""
+        return f"{'ratio to' if self.measure.log else 'gain over'} {self._named}"
+
+    @property
+    def _named(self) -> str:
+        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.kind})"
+
+    @property
+    def better(self) -> str:
+        """The better direction of effects."""
+        return (
+            f"{('below 1' if self.measure.mode == 'min' else 'above 1') if self.measure.log else 'positive'} is better"
+        )
 
     @property
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
-        effect, better = self.scale
-        effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
-        against = f"against {effect.removeprefix('ratio to ').removeprefix('gain over ')}"
+        effect = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {self.better}"
         return [
-            Column("verdict", against, _VERDICT_HELP, colors=COLORS),
+            Column("verdict", f"against {self._named}", _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
-            Column("effect", effect, effect_help),
+            Column("effect", self.scale, effect),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
