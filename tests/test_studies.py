@@ -18,7 +18,8 @@ from bench.execute import Effort
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED
-from bench.tuning import summary, training, tuned
+from bench.tuning import study as studies
+from bench.tuning import tuned
 from bench.tuning.design import TPE_STARTUP, point_key
 from bench.tuning.spec import StudySpec, make_spec, trials_of
 from bench.tuning.study import Study
@@ -94,7 +95,7 @@ def test_a_study_from_first_trials_to_fresh_seeds(tmp_path: Path) -> None:
         0,
         [],
     )
-    assert summary.as_json(result)["fresh"]["values"] == [CONVERGED, 1e-6]
+    assert tuned.as_json(result)["fresh"]["values"] == [CONVERGED, 1e-6]
 
 
 @pytest.mark.parametrize("sampler", ["grid", "qmc", "tpe"])
@@ -110,7 +111,7 @@ def test_any_order_of_runs_ends_in_the_same_study(tmp_path: Path, sampler: str) 
             trained.append(config.run_id)
         assert len(trained) == len(set(trained))
         assert set(trained) == wanted
-        assert summary.as_json(study.result()) == summary.as_json(whole.result())
+        assert tuned.as_json(study.result()) == tuned.as_json(whole.result())
 
 
 def test_tpe_begins_with_the_sequence_and_then_follows_scores(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
         ({"opt.lr": 0.1}, "the card fell out")
     ]
     assert result.best is not None
-    assert "failed: opt.lr 0.1: the card fell out" in summary.result_lines(result)
+    assert "failed: opt.lr 0.1: the card fell out" in tuned.result_lines(result)
 
 
 def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None:
@@ -174,9 +175,9 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
             put(tmp_path, ended(config))
         return True
 
-    monkeypatch.setattr(training, "execute", execute)
+    monkeypatch.setattr(studies, "execute", execute)
     crew: Any = SimpleNamespace()
-    assert training.carry_out(two, crew, Effort(), progress=False)
+    assert studies.carry_out(two, crew, Effort(), progress=False)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 

@@ -243,7 +243,10 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> 
         ({"tasks": None}, "tasks: "),
         ({"optimizers": {"gd": 0.1}}, "optimizers.gd: "),
         ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [10**6]}}, "this suite: 120,018 runs; a"),
-        ({"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}}, "gd: a list of values cannot be extended"),
+        (
+            {"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}},
+            "--trials 18: these values make 2 settings: write --trials 2, or give a range",
+        ),
         ({"parts": ["nothing"]}, "`parts` takes names of shipped suites, such as [theory, lm]; got ['nothing']"),
     ],
 )
@@ -283,7 +286,7 @@ def test_the_estimate_of_a_plan_counts_micro_batches(monkeypatch: pytest.MonkeyP
     settings = {"trainer.batch_size": 20, "trainer.micro_batch_size": 10, "trainer.max_steps": 25, "device": "cpu"}
     mine = suite.Suite(title="one", tasks={"synthetic": {"task.n": 40, **settings}}, optimizers=["sgd"])
     (spec,) = mine.specs({})
-    assert suite.measured({"data": tmp_path, "store": tmp_path}, 1)(spec) == 6.0 * 25 * 2
+    assert suite.seconds_of_run(spec, {"data": tmp_path, "store": tmp_path}) == 6.0 * 25 * 2
 
 
 @pytest.mark.deep

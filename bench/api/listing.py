@@ -148,7 +148,7 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
-        from bench.tuning.summary import trial_lines
+        from bench.tuning.tuned import trial_lines
 
         which = clean(shlex.join(["--task", study.task, "--opt", study.opt]))
         plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"

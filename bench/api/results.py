@@ -169,13 +169,12 @@ class Study(Shown):
 
     def as_json(self) -> dict[str, Any]:
         """Trials, winner and its fresh seeds."""
-        from bench.tuning import summary
+        from bench.tuning.tuned import as_json
 
-        return summary.as_json(self.result) | {"out": self.folder}
+        return as_json(self.result) | {"out": self.folder}
 
     def __str__(self) -> str:
-        from bench.tuning.summary import result_lines, trial_lines
-        from bench.tuning.tuned import use_line
+        from bench.tuning.tuned import result_lines, trial_lines, use_line
 
         use = [] if self.folder is None else ["", f"use it: {use_line(self.folder, self.result.spec)}"]
         lines = [*trial_lines(self.result.record, self.result.runs), "", *result_lines(self.result)]
@@ -231,8 +230,7 @@ class Comparison(Shown):
         }  # fmt: skip
 
     def __str__(self) -> str:
-        from bench.tuning.summary import result_lines
-        from bench.tuning.tuned import use_line
+        from bench.tuning.tuned import result_lines, use_line
 
         lines = [clean(line) for study in self.studies.values() for line in result_lines(study.result)]
         table = str(self.table) + "\n" if self.boards else "no winner has run on fresh seeds yet"

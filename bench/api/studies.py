@@ -18,8 +18,8 @@ from bench.tuning import suite as suites
 from bench.tuning import tuned
 from bench.tuning.spec import Sampler, make_spec, trials_of, tuning_seeds
 from bench.tuning.study import Study as Plan
-from bench.tuning.study import StudyResult, results_of
-from bench.tuning.summary import as_json, result_lines
+from bench.tuning.study import StudyResult, carry_out, results_of
+from bench.tuning.tuned import as_json, result_lines
 
 if TYPE_CHECKING:
     from bench.api.calls import Call
@@ -70,7 +70,11 @@ def crew_of(todo: Todo, call: "Call") -> "Crew":
 def _plan(todo: Todo, crew: "Crew", call: "Call") -> list[dict[str, Any]]:
     """What is stored and what is to do, with an estimate of its time (`bench.tuning.suite.plan`)."""
     with redirect_stdout(sys.stderr):
-        return suites.plan(todo, suites.measured(call.places, crew.threads))
+        with doing("importing torch"):
+            from bench.train.threads import set_threads
+
+        set_threads(crew.threads)
+        return suites.plan(todo, lambda spec: suites.seconds_of_run(spec, call.places))
 
 
 def train(todo: Todo, crew: "Crew | None", call: "Call", folder: Path | None) -> list[StudyResult]:
@@ -90,7 +94,6 @@ def train(todo: Todo, crew: "Crew | None", call: "Call", folder: Path | None) ->
             )
     if crew is not None:
         from bench.train.stop import deadline
-        from bench.tuning.training import carry_out
 
         done = False
         with crew, redirect_stdout(sys.stderr), deadline(budget and budget.seconds) as spent:

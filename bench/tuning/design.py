@@ -77,11 +77,10 @@ class Design:
     """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
-    with all combinations of the other axes' values. The place nearest to the ranges' middles comes next, with distances
-    relative to their widths. If a neighbour of the best place has not been tried, the grid grows there by a decade.
-    Without a range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with
-    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011). The number of points is a multiple
-    of `step`.
+    with all combinations of the other axes' values, the place nearest to the ranges' middles first (distances relative
+    to their widths). While a neighbour of the best place has not been tried, it grows there by a decade. Without a
+    range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
+    takes the suggestions of Optuna's `TPESampler`. The number of points is a multiple of `step`.
     """
 
     def __init__(self, space: Space, sampler: Sampler) -> None:
@@ -95,21 +94,23 @@ class Design:
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
 
-        Those without a known score are to be tried next; when all have one, tuning has ended. New scores only append
-        points. If a grid has stopped growing with fewer than `total`, the next ones in its order are added.
+        Those without a known score are to be tried next; new scores only append points. If a grid has stopped growing
+        with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         refuse_too_many(f"--trials {count}", count)
         refuse_too_many("all combinations of these values", self.combinations)
         if self.sampler == "grid" and self.ranges:
             return self._grown(scores, trials, total)
-        if self.sampler == "grid":
-            if (trials, count) != (self.combinations, trials):
-                these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
-                raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
+        if self.sampler == "qmc":
+            points = self._sequence(count)
+        elif self.sampler == "tpe":
+            points = self._suggested(count, scores)
+        elif (trials, count) == (self.combinations, trials):
             points = self._combinations()
         else:
-            points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
+            these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
+            raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
         return [Trial(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
@@ -186,15 +187,15 @@ class Design:
         axes = {name: distribution(axis) for name, axis in self.space.items()}
         direction, worst = ("minimize", math.inf) if scores.mode == "min" else ("maximize", -math.inf)
         sampler = optuna.samplers.TPESampler(seed=len(points), n_startup_trials=0)
-        study = optuna.create_study(direction=direction, sampler=sampler)
-        tried, new = {point_key(point): point for point in points}, dict[Key, Point]()
-        for key, point in tried.items():
-            value = worst if (score := scores.by_key[key]) is None else score
+        study, keys, new = optuna.create_study(direction=direction, sampler=sampler), set[Key](), dict[Key, Point]()
+        for point in points:
+            value = worst if (score := scores.by_key[point_key(point)]) is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
+            keys.add(point_key(point))
         for _ in range(20 * TPE_ROUND):
             params = study.ask(axes).params
             point = {name: _within(axis, params[name]) for name, axis in self.space.items()}
-            if point_key(point) not in tried:
+            if point_key(point) not in keys:
                 new.setdefault(point_key(point), point)
             if len(new) == TPE_ROUND:
                 break

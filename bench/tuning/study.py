@@ -7,16 +7,22 @@ store. So an interrupted command continues with the same runs, and runs of other
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
-from bench.config.checks import check
+from bench.config.checks import check, check_places
 from bench.config.run_config import RunConfig
-from bench.errors import UserError
+from bench.errors import RunBroke, UserError
+from bench.execute import Effort
+from bench.execute.cluster import Crew
+from bench.execute.execute import execute
+from bench.progress import SweepProgress
 from bench.results.group import Measure, final
 from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial, edges_of
 from bench.store.store import Store
+from bench.text import listed
 from bench.tuning.design import Key, Point, Scores, Trial, point_key
 from bench.tuning.spec import StudySpec
 
@@ -182,17 +188,13 @@ class StudyResult:
     @property
     def record(self) -> StudyRecord:
         """The record for boards."""
-        splits = {run.select_split for run in self.runs}
-        trials: list[StudyTrial] = [
-            {
-                "point": dict(trial.point),
-                "kind": trial.kind,
-                "state": "completed" if trial.runs else "failed",
-                "score": self.scores[trial.key],
-                "runs": [run.run_id for run in trial.runs],
-            }
-            for trial in self.trials
-        ]
+        splits, trials = {run.select_split for run in self.runs}, list[StudyTrial]()
+        for trial in self.trials:
+            state, runs = "completed" if trial.runs else "failed", [run.run_id for run in trial.runs]
+            score = self.scores[trial.key]
+            trials.append(
+                {"point": dict(trial.point), "kind": trial.kind, "state": state, "score": score, "runs": runs}
+            )
         edges = edges_of(self.spec.axes, [trial.point for trial in self.trials], self.best.point if self.best else {})
         return StudyRecord(
             name=self.spec.name,
@@ -204,3 +206,30 @@ class StudyResult:
             select_split=splits.pop() if len(splits) == 1 else "",
             **self.spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
         )
+
+
+def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True) -> bool:
+    """Tune the optimizers of a task with equal budgets, and run the winners; False if a signal asked to stop.
+
+    Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
+    """
+    views = dict[str, SweepProgress]()
+    while True:
+        results = results_of(studies)
+        todo = {f"study {result.study.name}": result.todo for result in results if result.todo}
+        configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
+        if not configs:
+            return True
+        check_places(configs)
+        phase = "tuning" if any(result.missing for result in results) else "fresh seeds"
+        label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
+        view = views.setdefault(phase, SweepProgress(label, studies[0].spec.mode, enabled=progress))
+        titles = {config.run_id: title for title, runs in todo.items() for config in runs}
+        try:
+            if not execute(configs, view, effort, plan=titles, crew=crew):
+                return False
+        except RunBroke as error:
+            if not error.runs:
+                raise
+            for study in studies:
+                study.failed |= error.runs

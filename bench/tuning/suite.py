@@ -65,15 +65,12 @@ class Suite(BaseModel):
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task; `UserError` if a setting is unknown or illegal."""
-        tuning, fresh = (
-            seeds if isinstance(seeds, int) else f"{str(seeds)[1:-1]}," for seeds in (self.tune.seeds, self.seeds)
-        )
         return [
             make_spec(
                 {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
-                seeds=tuning_seeds(str(tuning)),
-                report_seeds=read_seeds(str(fresh), "--report_seeds", 5),
+                seeds=tuning_seeds(self.tune.seeds),
+                report_seeds=read_seeds(self.seeds, "--report_seeds", 5),
                 places=places,
             )
             for task, of_task in self.tasks.items()
@@ -90,11 +87,7 @@ class Suite(BaseModel):
         runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
         for studies in tasks.values():
-            fixed = [study for study in studies if not study.spec.design.ranges]
-            if fixed and (len(fixed) < len(studies) or len({study.trials for study in studies}) > 1):
-                why = "a list of values cannot be extended to the number of trials of the others"
-                raise UserError(f"{fixed[0].spec.opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
-            total = 0 if fixed else common_trials(studies, self.tune.total)
+            total = common_trials(studies, self.tune.total)
             for study in studies:
                 study.total = total
                 study.spec.design.wanted(study.trials, total)  # raises if impossible
@@ -122,37 +115,31 @@ def load(name: str) -> list[Suite]:
 def plan(todo: Iterable[Sequence[Study]], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
     """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker."""
     rows = []
-    for result in (result for studies in todo for result in results_of(studies)):
-        spec, tried, fresh = result.spec, len(result.trials), [] if result.missing else result.fresh
-        left = result.missing * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
-        times = [run.wall_s for run in (*result.runs, *fresh)]
-        seconds = median(times) if times else measure(spec) if left else 0.0
-        row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, tried + result.missing]}
-        rows.append(row | {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left, "seconds": seconds * left})
+    for studies in todo:
+        measured = None  # optimizers hardly differ
+        for result in results_of(studies):
+            spec, tried, fresh = result.spec, len(result.trials), [] if result.missing else result.fresh
+            left = result.missing * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
+            times = [run.wall_s for run in (*result.runs, *fresh)]
+            if left and not times and measured is None:
+                measured = measure(spec)
+            seconds = median(times) if times else measured or 0.0
+            row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, tried + result.missing]}
+            row |= {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left}
+            rows.append(row | {"seconds": seconds * left})
     return rows
 
 
-def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
-    """A function that estimates the seconds of a study's run by timing some steps, without its evaluation."""
-    with doing("importing torch"):
+def seconds_of_run(spec: StudySpec, places: Mapping[str, Any]) -> float:
+    """The seconds of a study's run without its evaluation, by timing some steps."""
+    with doing(f"timing a step of {spec.task}"):
         from bench.execute.choice import seconds_of, single_step
         from bench.train.runner import build
-        from bench.train.threads import set_threads
 
-    set_threads(threads)
-    known: dict[str, float] = {}  # optimizers hardly differ
-
-    def measure(spec: StudySpec) -> float:
-        key = f"{spec.task} {[setting for setting in spec.settings.items() if not setting[0].startswith('opt.')]}"
-        if key not in known:
-            config = spec.typical(places)
-            with doing(f"timing a step of {spec.task}"):
-                task, training = build(config)
-                micro_batches = math.ceil(training.batch_size / training.micro_batch_size)
-                known[key] = seconds_of(single_step(config, task)) * micro_batches * training.total_steps
-        return known[key]
-
-    return measure
+        config = spec.typical(places)
+        task, training = build(config)
+        micro_batches = math.ceil(training.batch_size / training.micro_batch_size)
+        return seconds_of(single_step(config, task)) * micro_batches * training.total_steps
 
 
 def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
