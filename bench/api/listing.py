@@ -23,7 +23,6 @@ def list_(
     task: p.Names | None = None,
     opt: p.Names | None = None,
     status: p.Names | None = None,
-    since: str | None = None,
     all: bool = False,
     store: p.Stores = None,
     progress: bool = True,
@@ -39,14 +38,13 @@ def list_(
         task: only these tasks: A,B.
         opt: only these optimizers: A,B.
         status: only these statuses: running, failed, ...
-        since: only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w).
         all: one line per run.
     """
     filters = {"task": names("task", task), "opt": names("opt", opt), "status": names("status", status)}
     places = folders(store)
     if kind == "runs":
-        return _runs(places, **filters, since=since, every=all)
-    filters |= {"since": since, "all": all or None, "store": None if kind == "studies" else store}
+        return _runs(places, **filters, every=all)
+    filters |= {"all": all or None, "store": None if kind == "studies" else store}
     for name, value in filters.items():
         if value is not None:
             raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
@@ -75,21 +73,19 @@ def _names(kind: str) -> Answer:
     return Answer(rows, shown(Table.facts(rows.items())))
 
 
-def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, since: str | None, every: bool) -> Answer:
+def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, every: bool) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
     from bench.results.render import shown
     from bench.store.stores import Stores
 
     check_known("status", status or [], listing.STATUSES)
-    begun = listing.since(since) if since else ""
     stores = Stores(existing_stores(places))
     with reading():
-        selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
-    lines = listing.lines(stores, selected, fold=not every)
+        selected = listing.selected(stores, task or [], opt or [], status or []) if stores.runs else []
     code = warn_of(stores)
     none = clean(f"no {'such ' * bool(stores.runs)}runs in {stores.shown or place('store')}")
-    text = shown(listing.table(lines)) if lines else [none]
+    text = shown(listing.table(stores, selected, fold=not every)) if selected else [none]
     return Answer(partial(listing.as_json, selected, stores), text, code)
 
 
