@@ -32,7 +32,7 @@ WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+"
 NONE = "no run has observations; train with `--trainer.observe 4`"
 _RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0)}
 """Ends of quantities; others are not negative."""
-ENDS = {"entropy": "entropy", "top_token": "most attended token", "stable_rank_QK": "stable rank of W_QK"}
+ENDS = ("entropy", "top_token", "stable_rank_QK")
 """Quantities shown at the end of training too."""
 _LOWER = (
     "sparser: of lower entropy than the reference's at equal loss, by the sign test over common seeds at 5 % a row,"
@@ -44,7 +44,7 @@ _COLUMNS = [
     Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
     Column("verdict", "attention is", _LOWER),
     Column("start_entropy", "entropy at the start", "before the first step", 3),
-    *(Column(f"end_{name}", f"{title} at the end", "after the last step", 3) for name, title in ENDS.items()),
+    *(Column(f"end_{name}", f"{SHOWN[name]} at the end", "after the last step", 3) for name in ENDS),
 ]
 
 
@@ -109,11 +109,11 @@ def against(values: Mapping[Seed, float | None], base: Mapping[Seed, float | Non
 
 def tables_of(collected: Collected, problem: Problem) -> dict[Entry, dict[Seed, Mapping[str, Columns]]]:
     """The tables of each entry's runs, if some were observed, by seed."""
-    entries = {
-        entry: [run.config["trainer"].get("observe") for run in entry.runs.values()]
-        for entry in collected.problems[problem]
-    }
-    return {entry: collected.read(entry, WANTED) if any(every) else {} for entry, every in entries.items()}
+
+    def is_observed(entry: Entry) -> bool:
+        return any(run.config["trainer"].get("observe") for run in entry.runs.values())
+
+    return {e: collected.read(e, WANTED) if is_observed(e) else {} for e in collected.problems[problem]}
 
 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:

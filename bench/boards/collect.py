@@ -339,11 +339,10 @@ def collect(
 ) -> Collected:
     """The entries of some stores.
 
-    Only those of `tasks` and `opts` are shown, None for all; the reference is read even if it is not shown. `only` has
-    settings in dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each
-    optimizer on each problem, `best` selects the tuned ones, else the defaults, else settings by hand if there is only
-    one; `all` selects all of them.
-    `mixed_versions` allows runs of several versions together; `reference` and `target` are as in `Collected`.
+    Only those of `tasks` and `opts` are shown; the reference is read even if it is not shown. `only` has settings in
+    dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each optimizer on
+    each problem, `best` selects the tuned ones, else the defaults, else those by hand if there is only one; `all`
+    selects all. `mixed_versions` allows runs of several versions; `reference` and `target` are as in `Collected`.
 
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
@@ -463,9 +462,8 @@ def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
             continue
         kind = min((entry.kind for entry in finished), key=KINDS.index)
         best = [entry for entry in finished if entry.kind == kind]
-        if kind == "tuned":
-            best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
-        elif len(best) > 1:
+        best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
+        if kind != "tuned" and len(best) > 1:
             notes.append(
                 f"{problem.name}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose"
                 f" one: tune it (bench tune --task {problem.task} --opt {opt}); {_MORE}"

@@ -66,8 +66,7 @@ def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
         "seed": f"{config['seed']}{order}",
         "begun": local(run.begun),
-        "time": seconds_text(run.wall_s)
-        + f" with evaluations, {seconds_text(run.train_s)} without" * bool(run.train_s),
+        "time": seconds_text(run.wall_s) + f", {seconds_text(run.train_s)} without evaluations" * bool(run.train_s),
         "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
         "made for": f"study {data['study']}" if data["study"] else run.plan,
         "tuned by": run.tuned_by,

@@ -192,9 +192,8 @@ class StudyResult:
         for trial in self.trials:
             state, runs = "completed" if trial.runs else "failed", [run.run_id for run in trial.runs]
             score = self.scores[trial.key]
-            trials.append(
-                {"point": dict(trial.point), "kind": trial.kind, "state": state, "score": score, "runs": runs}
-            )
+            point = dict(trial.point)
+            trials.append({"point": point, "kind": trial.kind, "state": state, "score": score, "runs": runs})
         edges = edges_of(self.spec.axes, [trial.point for trial in self.trials], self.best.point if self.best else {})
         return StudyRecord(
             name=self.spec.name,
