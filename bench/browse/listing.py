@@ -65,7 +65,9 @@ def _but_for_seeds(run: RunResult) -> str:
     return json.dumps([identity, run.part], sort_keys=True)
 
 
-def _cells(name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]) -> Any:
+def _cells(
+    name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]
+) -> tuple[str, ...]:
     """A line of groups of runs, with the result of the best group; of a study, with the winner's on fresh seeds."""
     first, runs = groups[0][0], [run for group in groups for run in group]
     ended = [[run for run in group if run.finished and run.metric == first.metric] for group in groups]
