@@ -410,7 +410,7 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
     assert len(table.table) == len(document["tables"][0]["rows"])
     table.write(tmp_path / "board.md")
     assert (tmp_path / "board.md").read_text().startswith(f"## {document['title']}")
-    assert isinstance(bench.plot("curves", y="grad_norm", store=store), alt.TopLevelMixin)
+    assert isinstance(bench.plot("curves", y="grad_norm", settings="all", store=store), alt.TopLevelMixin)
     for call, message in ((bench.leaderboard, "unknown board 'qality'"), (bench.plot, "unknown chart 'qality'")):
         with pytest.raises(bench.UserError, match=message):
             call("qality", store=store)
