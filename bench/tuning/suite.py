@@ -145,7 +145,9 @@ def seconds_of_run(spec: StudySpec, places: Mapping[str, Any]) -> float:
 def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     """The plan for a terminal."""
     heads = ["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]
-    ratios = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row.values()] for row in rows]
-    about = f"{sum(row['runs'] for row in rows)} runs to do, about {duration(sum(row[-1] for row in ratios) / workers)}"
-    about += f" with {counted(workers, 'worker')} (less with lanes); more if the best point of a grid is at its edge"
-    return [*shown(Table.of(heads, ([*row[:-1], duration(row[-1] / workers)] for row in ratios))), about]
+    ratios = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row.values()][:-1] for row in rows]
+    times = [row["seconds"] / workers for row in rows]
+    about = f"{sum(row['runs'] for row in rows)} runs to do, about {duration(sum(times))} with"
+    about += f" {counted(workers, 'worker')} (less with lanes); more if the best point of a grid is at its edge"
+    cells = ([*ratio, duration(time)] for ratio, time in zip(ratios, times, strict=True))
+    return [*shown(Table.of(heads, cells)), about]
