@@ -226,7 +226,7 @@ def test_settings_have_all_forms() -> None:
         (lambda: bench.fit("synthetic", 5), "5 is no optimizer or task: pass a name"),
         (lambda: bench.fit("synthetic", "ngd", trainer=[("max_steps", 5)]), "--trainer [('max_steps', 5)]: it must be"),
         (lambda: bench.fit("synthetic", "ngd", settings={5: 5}), "--settings {5: 5}: it must be text"),
-        (lambda: bench.compare("synthetic", "ngd", anyway=None), "--anyway None: it must be true or false"),
+        (lambda: bench.compare("synthetic", "ngd", dry_run=None), "--dry_run None: it must be true or false"),
         (lambda: bench.compare("synthetic", "ngd", against=[3]), "--against [3]: it must be text"),
         (lambda: bench.load(5), "--store 5: it must be a list or text"),
         (lambda: bench.leaderboard(bord="quality"), "bench.leaderboard: got an unexpected keyword argument 'bord'"),
@@ -410,7 +410,7 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
     assert len(table.table) == len(document["tables"][0]["rows"])
     table.write(tmp_path / "board.md")
     assert (tmp_path / "board.md").read_text().startswith(f"## {document['title']}")
-    assert isinstance(bench.plot("curves", y="grad_norm", store=store), alt.TopLevelMixin)
+    assert isinstance(bench.plot("curves", y="grad_norm", settings="all", store=store), alt.TopLevelMixin)
     for call, message in ((bench.leaderboard, "unknown board 'qality'"), (bench.plot, "unknown chart 'qality'")):
         with pytest.raises(bench.UserError, match=message):
             call("qality", store=store)

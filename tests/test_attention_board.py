@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.boards.attention import against
-from bench.boards.observations import SHOWN, at_loss, directions, over_heads, rate
+from bench.boards.attention import SHOWN, against, at_loss, over_heads
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
@@ -34,23 +33,6 @@ def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
     assert [values.tolist() for values in result] == [[0, 1], [2, 4]]
     assert over_heads({"measurements": table}, "entropy") is None
     assert over_heads({}, "rank") is None
-
-
-def test_the_direction_is_compared_with_that_at_the_end_and_its_distance_shrinks_with_an_exponent() -> None:
-    steps = np.array([0, 1, 10, 18, 32, 56, 100, 1000])
-    distances = np.where(steps > 0, np.maximum(steps, 1) ** -0.75, 1.2)
-    distances[-1] = 0.0
-    cosines = 1 - distances**2 / 2
-    table = {
-        f"direction_at_{t}_l0_h{h}": np.array([np.nan, c]) for t, c in zip(steps, cosines, strict=True) for h in (0, 1)
-    }
-    table |= {"direction_at_1_l1_h0": np.array([np.nan, cosines[1]]), "step": np.array([0.0, 1000.0])}
-    result = directions({"measurements": table})
-    assert list(result) == steps.tolist()
-    assert list(result.values()) == pytest.approx(cosines.tolist())
-    assert rate(result) == pytest.approx(0.75)
-    assert rate({t: c for t, c in result.items() if t not in (18, 32, 56)}) is None  # two snapshots from 1 % to 10 %
-    assert directions({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +63,9 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     answer = cli("leaderboard", "--board", "attention", "--store", observed, "--reference", "sgdm", "--format", "md")
     assert answer.code == 0, answer.err
     assert "entropy minus reference's" in answer.out
-    adam, direction_of_adam = [line for line in answer.out.splitlines() if line.startswith("| adam")]
-    sgdm, _ = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
+    (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
+    (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
-    assert direction_of_adam.count("[") == 3  # cosines; the steps are too few for an exponent
     assert "the lowest that all compared runs reach (sgdm is the reference)" in answer.out
 
 
@@ -100,20 +81,16 @@ def test_verdicts_are_of_entropy_on_common_seeds() -> None:
     assert against({seed: values[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
 
 
-def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path) -> None:
-    """Both are 0 / 0."""
+def test_a_head_that_is_0_has_no_stable_rank(store: Path) -> None:
+    """It is 0 / 0."""
     steps = np.arange(5.0)
     curve = {"step": steps[1:], **dict.fromkeys(CURVE_FIELDS[1:], np.ones(4))}
     values = {f"{name}_l0_h0": np.ones(5) for name in SHOWN} | {"stable_rank_QK_l0_h0": np.full(5, math.nan)}
-    values |= {
-        f"direction_at_{step}_l0_h0": np.array([0, 0, 0, 0, math.nan if step == 0 else 1.0]) for step in range(5)
-    }
     for run in seeds("adam", [0.5] * 3, steps=4, words={"trainer.observe": 2}):
         put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **values}}})
-    table, directions = board("attention", store).tables
+    (table,) = board("attention", store).tables
     assert table.rows[0]["end_entropy"].mean == 1
-    assert table.rows[0]["end_stable_rank_QK"] == directions.rows[0]["cosine_0"] == "3 of 3 runs have none"
-    assert directions.rows[0]["cosine_0.5"].mean == 1
+    assert table.rows[0]["end_stable_rank_QK"] == "3 of 3 runs have none"
 
 
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:

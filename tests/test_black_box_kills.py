@@ -25,7 +25,7 @@ NGD = f"{SMALL} --opt ngd --trials 3 --seeds 1 --engine lightning --trainer.max_
 COMMANDS = {
     "fit": f"fit {SMALL} --opt sps --opt.gamma 2 --trainer.batch_size 5 --trainer.max_steps 1500",
     "sweep": f"sweep {SMALL} --opt ngd --opt.lr 0.01:1:4 --seeds 2 --engine lanes --width 4 --trainer.max_steps 4000",
-    "compare": f"compare {NGD} --against gd --report_seeds 2 --no-reference --workers 1 --out compared",
+    "compare": f"compare {NGD} --against gd --report_seeds 2 --workers 1 --out compared",
     "tune": f"tune {NGD} --report_seeds 1 --workers 2 --out tuned",
 }
 KILLS = int(os.environ.get("BENCH_KILLS", "30"))

@@ -292,27 +292,16 @@ def test_budgets_parts_and_task_settings_separate_problems(store):
     ]
 
 
-def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first: int = 0) -> None:
-    """Runs of an optimizer by learning rate, evaluated once on the selection split, with the reported values."""
-    for lr, group in finals.items():
-        keep(store, *seeds(opt, group, first, words={"opt.lr": lr}))
-
-
-def test_the_best_of_a_sweep_has_no_verdict(store):
-    sweep(store, "adamw", {0.1: [0.5] * 8, 0.2: [0.9] * 8, 0.3: [0.7] * 8})
-    sweep(store, "adam", {0.1: [0.8] * 8, 0.2: [None] * 8})
-    by_opt = rows("quality", store)
-    assert [row["settings"] for row in by_opt.values()] == ["best of 3", "best of 2"]
-    assert {row["opt"]: row["final"].mean for row in by_opt.values()} == {"adamw": 0.9, "adam": 0.8}
-    assert all("selected on these seeds" in row["flags"] for row in by_opt.values())
-    adam = rows("quality", store, reference="adamw")["adam"]
-    assert (adam["verdict"], adam["won"], adam["effect"].bounded) == ("selected on these seeds", "0 of 8", False)
-    assert adam["effect"].mean == pytest.approx(-0.1)
-    (note,) = collect_from(store).notes
-    assert note.startswith("mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the shown seeds")
-    (grid,) = board("pairs", store).tables
-    assert grid.rows == []
-    assert "adam is not compared: selected on these seeds" in grid.notes
+def test_settings_by_hand_are_shown_if_there_is_one_or_on_request(store):
+    keep(store, *seeds("adamw", A, words={"opt.lr": 0.1}), *seeds("sgd", A), *seeds("sgd", B, words={"opt.lr": 0.1}))
+    keep(store, *seeds("adam", A, words={"opt.lr": 0.1}), *seeds("adam", B, words={"opt.lr": 0.2}))
+    collected = collect_from(store)
+    assert [(entry.name, entry.kind) for entry in collected.entries] == [("adamw", "by hand"), ("sgd", "default")]
+    assert collected.notes == [
+        "mnist, max_steps 100: adam is not shown, since it has 2 settings by hand and no rule to choose one: tune it"
+        " (bench tune --task mnist --opt adam); --settings all shows all",
+        "mnist, max_steps 100: sgd is shown at its default settings, without 1 other setting; --settings all shows all",
+    ]
     assert [entry.name for entry in collect_from(store, settings="all", opts=["adam"]).entries] == [
         "adam (lr 0.1)",
         "adam (lr 0.2)",

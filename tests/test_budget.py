@@ -39,7 +39,7 @@ def lose_the_first_interrupt(*args: Any, **more: Any) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
 def test_a_time_that_is_spent_shows_the_result_so_far(cli, monkeypatch, tmp_path, work) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bench.tuning.training.execute", work)
+    monkeypatch.setattr("bench.tuning.study.execute", work)
     monkeypatch.setattr(stop, "AGAIN", 0.2)
     answer = cli(*TUNE, "--trainer.max_steps", 100_000, "--budget", "0.2s", "--workers", 1)
     assert answer.code == 1  # no trial has a score yet

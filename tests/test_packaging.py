@@ -99,7 +99,7 @@ def test_the_wheel_runs_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     assert "adam" in run([program, "quickstart", "--store", "first"])
     assert "completed" in run([program, "fit", *short, "--opt", "ngd"])
     assert "ngd" in run([program, "check", "ngd", "--only", "builds,resume"])
-    assert "usable opt.lr" in run([program, "sweep", *short, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2"])
+    assert "note: best opt.lr" in run([program, "sweep", *short, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2"])
     assert "vasudeva2025/fixed-decoder" in run([program, "list", "experiments"])
     assert "my_opt/README.md" in run([program, "new", "optimizer", "my_opt"])
     assert run([str(python), "-c", "import bench; print(len(bench.load()))"]) == "5\n"

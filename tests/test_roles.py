@@ -22,7 +22,7 @@ from bench.lanes.optimizers import have_pure_update
 from bench.run_summary import remarks_on
 from bench.sweeps.grid import configurations
 from bench.train import runner
-from bench.tuning.space import read_space
+from bench.tuning.spec import read_space
 from optimizers import OPTIMIZERS, ROLES, SPS, LogUniform, Muon, Parameter, global_norm
 from optimizers.groups import divide
 from optimizers.hybrid import Hybrid, make

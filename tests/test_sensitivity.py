@@ -1,4 +1,4 @@
-"""Sensitivity: medians, quartiles, intervals, divergence, usable ranges and edges by hand; readable files."""
+"""Sensitivity: medians, quartiles, intervals, divergence and edges by hand; readable files."""
 
 import json
 import re
@@ -70,22 +70,18 @@ def test_median_and_quartiles_with_divergence_as_worst(finals, mode, diverged, m
 
 
 @pytest.mark.parametrize(
-    ("medians", "mode", "best", "usable"),
+    ("medians", "mode", "best"),
     [
-        ([9, 1.06, 1, 1.05, 9], "min", 2, (2, 3)),
-        ([1.04, 9, 1, 1.04, 9], "min", 2, (2, 3)),  # the range is contiguous
-        ([1, 3, 9], "min", 0, (0, 0)),
-        ([9, 1, None, 1.02], "min", 1, (1, 1)),
-        ([5, 1, 1, 1, 5], "min", 2, (1, 3)),  # the middle one of equals
-        ([1, 1, 1], "min", None, None),
-        ([None, None], "min", None, None),
-        ([-1, -2, -1.9], "min", 1, (1, 2)),
-        ([0.5, 0.96, 1, 0.94, 0.99], "max", 2, (1, 2)),
+        ([9, 1, None, 1.02], "min", 1),
+        ([5, 1, 1, 1, 5], "min", 2),  # the middle one of equals
+        ([1, 1, 1], "min", None),
+        ([None, None], "min", None),
+        ([-1, -2, -1.9], "min", 1),
+        ([0.5, 0.96, 1, 0.94, 0.99], "max", 2),
     ],
 )
-def test_best_and_usable_range(medians, mode, best, usable) -> None:
-    curve = only(grid(*medians), mode=mode)
-    assert (curve.best, curve.usable) == (best, usable)
+def test_the_best_of_a_curve(medians, mode, best) -> None:
+    assert only(grid(*medians), mode=mode).best == best
 
 
 def test_a_loss_whose_infimum_is_known_is_shown_above_it() -> None:
@@ -109,7 +105,7 @@ def test_the_selection_split_chooses_and_the_other_is_shown() -> None:
     sweep = analyse(results, ["opt.lr"], "min")
     (curve,) = sweep.curves
     assert [(point.median, round(point.score or 0, 6)) for point in curve.points] == [(0.55, 0.15), (0.4, 0.3)]
-    assert (curve.best, curve.usable) == (0, (0, 0))
+    assert curve.best == 0
 
 
 def test_settings_whose_cap_sets_the_step_are_marked() -> None:
@@ -144,7 +140,7 @@ def test_words_keep_their_order_and_have_no_range(values, xs) -> None:
     sweep = analyse([run(final=1.0 + i, task__recipe=v) for i, v in enumerate(values)], ["task.recipe"], "min")
     (curve,) = sweep.curves
     assert (sweep.numeric, [point.x for point in curve.points]) == (False, xs)
-    assert (curve.best, curve.usable) == (0, None)
+    assert curve.best == 0
     assert sweep_figure(sweep).panels[0].ticks == xs
 
 
@@ -169,8 +165,8 @@ def test_a_quasi_random_design_is_one_series_without_lines() -> None:
         (0.1, {"opt.c": 2.0}, 5.0),
         (0.4, {"opt.c": 1.0}, 2.0),
     ]
-    assert (scattered.name, scattered.best, scattered.usable, scattered.joined) == ("sps", 0, None, False)
-    assert (line.name, line.usable is not None, line.joined) == ("gd", True, True)
+    assert (scattered.name, scattered.best, scattered.joined) == ("sps", 0, False)
+    assert (line.name, line.joined) == ("gd", True)
     assert "  note: best opt.lr 0.1, opt.c 3: median train loss 1" in lines(sweep)
     (panel,) = sweep_figure(sweep).panels
     assert [(line.name, len(line.x)) for line in panel.lines] == [*[("sps", 1)] * 3, ("gd", 2)]
@@ -204,7 +200,6 @@ def test_the_table_reads_like_this() -> None:
         "*     0.2                3.5               2               5       1/6",
         "      0.4           diverged        diverged        diverged       5/6",
         "  note: best opt.lr 0.2: median train loss 3.5",
-        "  note: usable opt.lr (within 5% of the best; our rule): 0.2 to 0.2, a factor of 1",
     ]
 
 
@@ -226,7 +221,7 @@ def test_json_is_strict_and_says_what_the_table_says() -> None:
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},
         "curves": [{
-            "name": "gd", "opt": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "joined": True,
+            "name": "gd", "opt": "gd", "x": "opt.lr", "best": 0, "joined": True,
             "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "score": 1.5, **end},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "score": None, **end},

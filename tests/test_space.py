@@ -11,9 +11,8 @@ from bench.config.values import log_grid
 from bench.errors import UserError
 from bench.store.reports import edges_of
 from bench.text import CONVERGED
-from bench.tuning.design import EXTENSION_LIMIT, Design, Scores, Wanted
-from bench.tuning.space import point_key, read_space
-from bench.tuning.spec import trials_of
+from bench.tuning.design import EXTENSION_LIMIT, Design, Scores, Trial, point_key
+from bench.tuning.spec import read_space, trials_of
 from optimizers import OPTIMIZERS, LogUniform
 
 LR = LogUniform(1e-3, 1e1)
@@ -99,7 +98,7 @@ def rates(design: Design, trials: int) -> list[float]:
 def simulate(design: Design, score, trials: int, total=0, mode="min", least=ALL):
     """Tune: take points one by one, in the order in which the design wants them."""
     known: dict[str, float | None] = {}
-    order: list[Wanted] = []
+    order: list[Trial] = []
     while True:
         wanted = design.wanted(trials, total, Scores(known, mode, least))
         assert wanted[: len(order)] == order  # tried points stay, in their order
@@ -183,7 +182,6 @@ def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps() -> None:
 @pytest.mark.parametrize(
     ("space", "trials", "total", "error"),
     [
-        ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting is needed"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 10, 0, "--trials 10: it must be a multiple of 3, since each value of"),
         ({"opt.lr": (1, 2), "opt.c": (1, 2)}, 9, 0, "--trials 9: these values make 4 settings: write --trials 4, or"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001, "--trials 1001: a grid has at most 1000 points here"),

@@ -17,9 +17,9 @@ from bench.errors import UserError
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED
-from bench.tuning import summary, training, tuned
-from bench.tuning.design import TPE_STARTUP
-from bench.tuning.space import point_key
+from bench.tuning import study as studies
+from bench.tuning import tuned
+from bench.tuning.design import TPE_STARTUP, point_key
 from bench.tuning.spec import StudySpec, make_spec, trials_of
 from bench.tuning.study import Study
 from tests.stored import put
@@ -44,8 +44,8 @@ def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1)
     return make_spec(settings, sampler=sampler, seeds=list(seeds), report_seeds=list(reports), places={})
 
 
-def study_in(store: Path, trials: int = 9, *, total: int = 0, report: bool = True, **words: Any) -> Study:
-    return Study(spec(**words), trials, {"store": store}, total=total, report=report)
+def study_in(store: Path, trials: int = 9, **words: Any) -> Study:
+    return Study(spec(**words), trials, {"store": store})
 
 
 def ended(config: RunConfig, score: Score = valley, **changes: Any) -> RunResult:
@@ -94,13 +94,7 @@ def test_a_study_from_first_trials_to_fresh_seeds(tmp_path: Path) -> None:
         0,
         [],
     )
-    assert summary.as_json(result)["fresh"]["values"] == [CONVERGED, 1e-6]
-    assert summary.as_json(result)["cost"] == {
-        "trial_seconds": 3.0,
-        "trial_gradient_evaluations": 120,
-        "fresh_seconds": 1.0,
-        "fresh_gradient_evaluations": 40,
-    }
+    assert tuned.as_json(result)["fresh"]["values"] == [CONVERGED, 1e-6]
 
 
 @pytest.mark.parametrize("sampler", ["grid", "qmc", "tpe"])
@@ -116,22 +110,22 @@ def test_any_order_of_runs_ends_in_the_same_study(tmp_path: Path, sampler: str) 
             trained.append(config.run_id)
         assert len(trained) == len(set(trained))
         assert set(trained) == wanted
-        assert summary.as_json(study.result()) == summary.as_json(whole.result())
+        assert tuned.as_json(study.result()) == tuned.as_json(whole.result())
 
 
 def test_tpe_begins_with_the_sequence_and_then_follows_scores(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 15, sampler="tpe", seeds=[1000], report=False)
+    study = study_in(tmp_path, 15, sampler="tpe", seeds=[1000], reports=())
     finish(study)
     points = [trial.point["opt.lr"] for trial in study.result().trials]
     assert points[:TPE_STARTUP] == [w.point["opt.lr"] for w in spec(sampler="qmc").design.wanted(TPE_STARTUP)]
     assert len(set(points)) == 15
     assert sum(map(valley, points[TPE_STARTUP:])) / 6 < sum(map(valley, points[:TPE_STARTUP])) / TPE_STARTUP
-    shorter = study_in(tmp_path, 11, sampler="tpe", seeds=[1000], report=False)
+    shorter = study_in(tmp_path, 11, sampler="tpe", seeds=[1000], reports=())
     assert [trial.point["opt.lr"] for trial in shorter.result().trials] == points[:11]
 
 
 def test_a_setting_whose_cap_sets_the_steps_never_wins(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 5, report=False)
+    study = study_in(tmp_path, 5, reports=())
     for config in missing(study):
         capped = 0.99 if config.opt_options["lr"] == 0.1 else 0.5  # it would be the best
         put(tmp_path, ended(config, cap_share=capped))
@@ -140,7 +134,6 @@ def test_a_setting_whose_cap_sets_the_steps_never_wins(tmp_path: Path) -> None:
     assert result.best is not None
     assert result.best.point["opt.lr"] in (0.03162, 0.3162)
     assert result.scores[point_key({"opt.lr": 0.1})] is None
-    assert [line.split()[:2] for line in summary.lines(result) if line.startswith("cap")] == [["cap", "0.1"]]
 
 
 def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
@@ -154,11 +147,11 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
         ({"opt.lr": 0.1}, "the card fell out")
     ]
     assert result.best is not None
-    assert "failed: opt.lr 0.1: the card fell out" in summary.lines(result)
+    assert "failed: opt.lr 0.1: the card fell out" in tuned.result_lines(result)
 
 
 def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 3, report=False, opt="sngd", opt__lr="0.1", opt__momentum="0.009:0.9")
+    study = study_in(tmp_path, 3, reports=(), opt="sngd", opt__lr="0.1", opt__momentum="0.009:0.9")
     while new := missing(study):
         for config in new:
             momentum = config.opt_options["momentum"]
@@ -171,7 +164,7 @@ def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None
 
 
 def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = [study_in(tmp_path, 3, report=False, opt=opt) for opt in ("sgd", "ngd")]
+    two = [study_in(tmp_path, 3, reports=(), opt=opt) for opt in ("sgd", "ngd")]
     calls: list[list[RunConfig]] = []
 
     def execute(configs: list[RunConfig], *_: Any, plan: dict[str, str], **__: Any) -> bool:
@@ -181,14 +174,14 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
             put(tmp_path, ended(config))
         return True
 
-    monkeypatch.setattr(training, "execute", execute)
+    monkeypatch.setattr(studies, "execute", execute)
     crew: Any = SimpleNamespace()
-    assert training.carry_out(two, crew, progress=False)
+    assert studies.carry_out(two, crew, progress=False)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 
 def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
-    large, small = study_in(tmp_path, 7, report=False), study_in(tmp_path, 3, report=False)
+    large, small = study_in(tmp_path, 7, reports=()), study_in(tmp_path, 3, reports=())
     finish(large)
     for study in (large, small):
         tuned.remember(study.result())
@@ -197,7 +190,7 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
 
 
 def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
-    study = study_in(tmp_path, 3, report=False)
+    study = study_in(tmp_path, 3, reports=())
     finish(study, slope)
     result = study.result()
     tuned.remember(result)
@@ -209,7 +202,7 @@ def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
         assert [trial.params for trial in loaded.trials] == [trial.point for trial in result.trials]
         assert loaded.best_value == pytest.approx(result.score)
         assert loaded.trials[0].user_attrs["runs"] == [run.run_id for run in result.trials[0].runs]
-    larger = study_in(tmp_path, 7, report=False)
+    larger = study_in(tmp_path, 7, reports=())
     finish(larger, slope)
     tuned.mirror(larger.result(), url)
     tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.name, storage=url).trials}

@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from bench.config.run_config import resolve
-from bench.errors import UserError
 from bench.execute import choice
 from bench.execute.cluster import Crew, resources
 from bench.store.store import Store
@@ -55,13 +54,12 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 
     answer = cli(*words, "--workers", 2, "--engine", "lightning")
     assert answer.code == 0, answer.err
-    assert f"\nstudy {name}\n" in answer.out
-    assert re.search(r"^sgd +5 of 5  opt.lr 1000 .*  no  ", answer.out, re.MULTILINE), answer.out
+    assert answer.out.startswith(f"{name}: sgd on synthetic, sampler grid, seeds 1000, 1001\n")
+    assert re.search(r"\nsynthetic sgd: best of 5 trials opt.lr 1000, score .*; on 3 fresh seeds loss", answer.out)
     use = "bench fit --config tuned/synthetic/sgd.yaml"
     assert f"use it: {use}\n" in answer.out
     folder = here / "tuned" / "synthetic"
-    files = ["sensitivity.md", "sensitivity.pdf", "sensitivity.png", "sgd.yaml"]
-    assert sorted(path.name for path in folder.rglob("*.*")) == files
+    assert [path.name for path in folder.rglob("*.*")] == ["sgd.yaml"]
     runs = list(Store(store).runs())
     assert Counter((run.status, run.engine, run.plan, run.config["seed"]) for run in runs) == {
         ("completed", "lightning", f"study {name}", seed): n
@@ -76,8 +74,6 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     study = strict_json(again.out)
     assert (study["study"], study["trials"], study["best"], study["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
     assert study["fresh"]["seeds"] == [0, 1, 2]
-    assert study["cost"]["trial_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] > 999)
-    assert study["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
     assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
     _, heads, *trials, plots = cli("show", name).out.splitlines()
@@ -243,7 +239,10 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> 
         ({"tasks": None}, "tasks: "),
         ({"optimizers": {"gd": 0.1}}, "optimizers.gd: "),
         ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [10**6]}}, "this suite: 120,018 runs; a"),
-        ({"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}}, "gd: a list of values cannot be extended"),
+        (
+            {"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}},
+            "these values make 2 settings: write --trials 2",
+        ),
         ({"parts": ["nothing"]}, "`parts` takes names of shipped suites, such as [theory, lm]; got ['nothing']"),
     ],
 )
@@ -264,28 +263,7 @@ def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(
     mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, settings={"trainer.max_steps": 5})
     (studies,) = mine.studies({"store": tmp_path})
     assert (common_trials(studies), common_trials(studies, 80)) == (56, 112)
-    assert [row["trials"] for row in suite.plan(studies, lambda spec: 1.0)] == [[0, 56]] * 3
-
-
-@pytest.mark.parametrize(
-    ("tasks", "opts", "left"),
-    [
-        (None, None, {"one": (["a", "b"], ["x"]), "two": (["c"], ["x", "y"])}),
-        (["c", "a"], ["x"], {"one": (["a"], ["x"]), "two": (["c"], ["x"])}),
-        (None, ["y"], {"two": (["c"], ["y"])}),
-    ],
-)
-def test_a_suite_may_be_narrowed(tasks: Any, opts: Any, left: dict[str, Any]) -> None:
-    parts = [
-        suite.Suite(title="one", tasks={"a": {"trainer.max_steps": 1}, "b": None}, optimizers=["x"]),
-        suite.Suite(title="two", tasks=["c"], optimizers=["x", "y"]),
-    ]
-    kept = suite.narrowed(parts, tasks, opts)
-    assert {part.title: ([*part.tasks], [*part.optimizers]) for part in kept} == left
-    with pytest.raises(UserError, match="unknown task of the suite 'aa'; did you mean 'a'"):
-        suite.narrowed(parts, ["aa"], None)
-    with pytest.raises(UserError, match="no part of the suite has y on a"):
-        suite.narrowed(parts, ["a"], ["y"])
+    assert [row["trials"] for row in suite.plan([studies], lambda spec: 1.0)] == [[0, 56]] * 3
 
 
 def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
@@ -304,7 +282,7 @@ def test_the_estimate_of_a_plan_counts_micro_batches(monkeypatch: pytest.MonkeyP
     settings = {"trainer.batch_size": 20, "trainer.micro_batch_size": 10, "trainer.max_steps": 25, "device": "cpu"}
     mine = suite.Suite(title="one", tasks={"synthetic": {"task.n": 40, **settings}}, optimizers=["sgd"])
     (spec,) = mine.specs({})
-    assert suite.measured({"data": tmp_path, "store": tmp_path}, 1)(spec) == 6.0 * 25 * 2
+    assert suite.seconds_of_run(spec, {"data": tmp_path, "store": tmp_path}) == 6.0 * 25 * 2
 
 
 @pytest.mark.deep

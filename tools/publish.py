@@ -8,7 +8,6 @@ match `results/reference`.
 """
 
 import argparse
-import re
 import shutil
 import sys
 from collections import Counter
@@ -36,6 +35,7 @@ from bench.results.table import Column, Table
 from bench.store.record import RunResult, made_on
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
+from bench.sweeps import sensitivity
 from bench.text import cell, counted, listed, options_text, spanned
 from bench.tuning import suite
 from bench.tuning.spec import StudySpec
@@ -100,13 +100,13 @@ def ship(stores: Stores, tasks: Sequence[str], tuned: Path) -> None:
     for task in tasks:
         settings_of_task, searched = Path("configs/tuned") / slug(task), SEARCHES.parent / task
         shutil.rmtree(settings_of_task, ignore_errors=True)
-        shutil.copytree(tuned / slug(task), settings_of_task, ignore=shutil.ignore_patterns("sensitivity.*"))
-        searched.mkdir(parents=True, exist_ok=True)
-        shutil.copy(tuned / task / "sensitivity.png", searched)
-        page = (tuned / task / "sensitivity.md").read_text("utf-8")
-        # Without the folders of the machine that made it.
-        page = re.sub(r"^Made by `[^`]*`", "Made by `bench suite reference`", page, flags=re.MULTILINE)
-        (searched / "sensitivity.md").write_text(page, "utf-8")
+        shutil.copytree(tuned / slug(task), settings_of_task)
+        of_task = [study for study in studies if study.task == task]
+        of_trials = [run for run in runs if any(run.run_id in study.run_ids for study in of_task)]
+        varied = dict.fromkeys(axis for study in of_task for axis in study.axes)
+        sweep = sensitivity.analyse(of_trials, list(varied), of_task[0].mode)
+        sensitivity.write(searched, sweep, "bench suite reference")
+        (searched / "sensitivity.pdf").unlink()
     print(f"shipped {len(runs)} runs and {len(studies)} studies")
 
 

@@ -122,7 +122,7 @@ def tune(
         sampler: grid (default for up to two ranges): half decades of the first range, decades of the second, more at
             an edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine points of that sequence.
         storage: also add the trials to this storage of Optuna, such as sqlite:///studies.db.
-        out: folder of TASK/OPT.yaml and the plot; the command writes to tuned by default.
+        out: folder of TASK/OPT.yaml; the command writes to tuned by default.
     """
     more.setdefault("workers", "auto")
     call = Call(more, task, [] if opt is None else [opt])
@@ -136,8 +136,6 @@ def tune(
 def suite(
     file: str,
     *,
-    task: p.Names | None = None,
-    opt: p.Names | None = None,
     out: p.Place = "tuned",
     **more: Unpack[p.Executing],
 ) -> Answer:
@@ -147,15 +145,13 @@ def suite(
 
     Args:
         file: a YAML file, or the name of one in configs/suites.
-        task: only these of its tasks: A,B.
-        opt: only these of its optimizers: A,B.
-        out: folder of settings and plots (default: tuned).
+        out: folder of settings (default: tuned).
     """
     more.setdefault("workers", "auto")
     call = Call(more)
     from bench.api import studies
 
-    return studies.suite(file, names("task", task), names("opt", opt), call, Path(out))
+    return studies.suite(file, call, Path(out))
 
 
 @public
@@ -167,8 +163,6 @@ def compare(
     trials: int | None = None,
     seeds: p.Seeds | None = None,
     report_seeds: p.Seeds = 7,
-    no_reference: bool = False,
-    anyway: bool = False,
     out: p.Place | None = None,
     **more: Unpack[p.Fitting],
 ) -> "Comparison | Answer":
@@ -183,16 +177,17 @@ def compare(
         against: baselines to tune as well; the first is the reference (default: adamw, or gd for full batches).
         seeds: tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default 2, or those of the
             reference results.
-        anyway: continue even if a failed check changes results.
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
     call = Call(more, opts=names("opt", opt) or [])
-    from bench.api import comparison
+    from bench.api import comparison, studies
 
     tasks, baselines = names("task", task) or [], names("against", against)
-    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds, not no_reference, anyway)
-    return comparison.dry_run(request) if call.dry_run else comparison.compare(request, path_of(out))
+    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds)
+    if call.dry_run:
+        return studies.plan_of(comparison.contests_of(request), call)
+    return comparison.compare(request, path_of(out))
 
 
 @public

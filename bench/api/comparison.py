@@ -1,18 +1,18 @@
 """`bench.compare`: `bench.check` of optimizers, a suite that tunes them and baselines, and the board `quality`."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.api.results import Comparison
 from bench.api.results import Study as Result
-from bench.api.studies import crew_for, plan_of, train
-from bench.boards.entries import REFERENCES, default_reference
+from bench.api.studies import crew_for, train
+from bench.boards.collect import REFERENCES, default_reference
 from bench.config.settings import problem_of
 from bench.config.values import Seeds, parts, read_seeds, reference_folder
 from bench.errors import RunFailed, UserError
-from bench.output import Answer, check_output, note, remark, warn_of, write
+from bench.output import check_output, note, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
 from bench.results.group import Group
@@ -20,7 +20,6 @@ from bench.results.render import markdown
 from bench.store.stores import Stores
 from bench.sweeps.grid import by_optimizer
 from bench.text import counted, listed
-from bench.tuning import suite
 from bench.tuning.spec import tuning_seeds
 from bench.tuning.study import common_trials
 from bench.tuning.suite import Suite, Tune
@@ -45,13 +44,6 @@ class Request(NamedTuple):
     trials: int | None
     seeds: Seeds | None
     report_seeds: Seeds
-    reference: bool
-    anyway: bool
-
-    @property
-    def places(self) -> Mapping[str, Path]:
-        """The folders of data and store."""
-        return self.call.places
 
     @property
     def tuning_seeds(self) -> list[int]:
@@ -69,42 +61,35 @@ def compare(request: Request, out: Path | None) -> Comparison:
 
     RunFailed if a failed check changes results, KeyboardInterrupt if it was stopped.
     """
-    contests = _contests(request)
-    todo = [studies for contest in contests for studies in contest.studies(request.places)]
+    contests, call = contests_of(request), request.call
+    todo = [studies for contest in contests for studies in contest.studies(call.places)]
     tasks = [studies[0].spec.task for studies in todo]
-    if request.call.command is not None and out is None:
+    if call.command is not None and out is None:
         out = Path("compared", "-".join(map(slug, tasks))[:80], "-".join(map(slug, request.opts))[:80])
     if out is not None:
         check_output(out)
-    crew = crew_for(todo, request.call)
+    crew = crew_for(todo, call)
     for spec in {study.spec.opt: study.spec for studies in todo for study in studies}.values():
         if spec.opt in request.opts:
-            _check(spec, request)
+            _check(spec, call)
     for contest in contests:
         note(contest.title)
-    results = train(todo, crew, request.call)
-    results.sort(key=lambda r: (tasks.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
-    with doing("writing settings, table and plots"):
-        boards, verdicts, forest = ranking(results, request)
-        if out is not None:
-            suite.write(out / "tuned", results, request.call.made_by("bench.compare"))
-            if boards:
-                write(out / "quality.md", "\n".join([markdown(boards), *(f"{line}\n" for line in verdicts)]))
-            if forest is not None and forest.drawn:
-                for ending in (".png", ".pdf"):
-                    write(out / f"forest{ending}", forest.picture(ending))
     folder = None if out is None else out / "tuned"
+    results = train(todo, crew, call, folder)
+    results.sort(key=lambda r: (tasks.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
+    with doing("writing table and plots"):
+        boards, verdicts, forest = ranking(results, request)
+        if out is not None and boards:
+            write(out / "quality.md", "\n".join([markdown(boards), *(f"{line}\n" for line in verdicts)]))
+        if out is not None and forest is not None and forest.drawn:
+            for ending in (".png", ".pdf"):
+                write(out / f"forest{ending}", forest.picture(ending))
     names = [f"{r.spec.task} {r.spec.opt}" if len(contests) > 1 else r.spec.opt for r in results]
-    studies = {name: Result(r, request.places["store"], folder) for name, r in zip(names, results, strict=True)}
+    studies = {name: Result(r, call.places["store"], folder) for name, r in zip(names, results, strict=True)}
     return Comparison(studies, verdicts, boards, forest, out)
 
 
-def dry_run(request: Request) -> Answer:
-    """What would be trained."""
-    return plan_of(_contests(request), request.call)
-
-
-def _contests(request: Request) -> list[Suite]:
+def contests_of(request: Request) -> list[Suite]:
     """The comparison on each task."""
     if not request.opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
@@ -114,7 +99,7 @@ def _contests(request: Request) -> list[Suite]:
 
 def _contest(request: Request, task: str) -> Suite:
     """The suite that tunes the optimizers, and baselines without reference results, on a task."""
-    opts, fresh = request.opts, read_seeds(request.report_seeds, "--report_seeds", 5)
+    opts, fresh, places = request.opts, read_seeds(request.report_seeds, "--report_seeds", 5), request.call.places
     settings = {name: value for name, value in request.call.settings.items() if name not in ("task", "opt")}
     common, by_opt = by_optimizer(settings, [*opts, *(request.against or REFERENCES)])
     of_opts = {name: value for name, value in common.items() if name.startswith("opt.")}
@@ -126,10 +111,10 @@ def _contest(request: Request, task: str) -> Suite:
         }
         return Suite(title=title, tasks={task: {}}, optimizers=optimizers, settings=common, tune=tune, seeds=fresh)
 
-    size = suite_of(opts[:1], Tune()).specs(request.places)[0].settings["trainer.batch_size"]
+    size = suite_of(opts[:1], Tune()).specs(places)[0].settings["trainer.batch_size"]
     against = request.against or [default_reference(size)]
     is_default = not any(name in opts or by_opt[name] for name in against)
-    baseline = _baseline(suite_of(against, Tune()).specs(request.places), request) if is_default else None
+    baseline = _baseline(suite_of(against, Tune()).specs(places), request) if is_default else None
     names: list[str] = list(dict.fromkeys([*(against if baseline is None else []), *opts]))
     if len({*names, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
@@ -140,7 +125,7 @@ def _contest(request: Request, task: str) -> Suite:
     if baseline is not None:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=baseline.sampler, total=len(baseline.trials))
-    (studies,) = suite_of(names, tune).studies(request.places)
+    (studies,) = suite_of(names, tune).studies(places)
     sizes = {study.spec.opt: study.spec.settings["trainer.batch_size"] for study in studies}
     if len(set(sizes.values())) > 1:
         text = " and ".join(f"{opt} of {size}" for opt, size in sizes.items())
@@ -155,12 +140,12 @@ def _contest(request: Request, task: str) -> Suite:
 def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | None":
     """A study with budget and sampler of the reference results of all baselines; None if they must be tuned here."""
     folder = reference_folder()
-    if not request.reference or folder is None:
+    if folder is None:
         return None
     stores, studies = Stores([], folder), list["StudyRecord"]()
     runs = {run.run_id: run for run in stores.runs}
     for spec in specs:
-        config = spec.typical(request.places)
+        config = spec.typical(request.call.places)
         problem, versions = problem_of(config), config.spec_versions.items()
         named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
         winners = [(study, runs[study.winner or ""]) for study in named if study.winner in runs]
@@ -177,24 +162,22 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
     return None
 
 
-def _check(spec: "StudySpec", request: Request) -> None:
+def _check(spec: "StudySpec", call: "Call") -> None:
     """Check an optimizer as `bench check` does, unless the store has its report; RunFailed if it changes results."""
     from bench.check.run import failed, headline, report_on, stored, versions, write
 
     options = {name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")}
-    report = stored(request.places["store"], spec.opt, options, versions())
+    report = stored(call.places["store"], spec.opt, options, versions())
     if report is None:
         with doing(f"checking {spec.opt}"):
             report = report_on(spec.opt, options=options)
-        write(request.places["store"], report)
+        write(call.places["store"], report)
     note(f"{report.name}: {headline(report)}")
     wrong = [v["check"] for v in failed(report) if v["check"] == "builds" or v.get("severity") == "results"]
     if wrong:
         command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
         why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
-        if not request.anyway:
-            raise RunFailed(f"{why}; --anyway continues")
-        remark("warning", why)
+        raise RunFailed(f"{why}; bench tune and bench leaderboard do not check")
 
 
 def ranking(results: "Sequence[StudyResult]", request: Request) -> tuple["list[Board]", list[str], "Figure | None"]:
@@ -213,7 +196,7 @@ def ranking(results: "Sequence[StudyResult]", request: Request) -> tuple["list[B
     names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
     problems = [(bare(run.config["task"]), run.problem) for run in fresh]
     against = {bare(name) for name in request.against or REFERENCES} - {bare(result.spec.opt) for result in results}
-    stores = Stores([request.places["store"]], reference_folder() if request.reference else None)
+    stores = Stores([request.call.places["store"]], reference_folder())
 
     def is_baseline(run: "RunResult") -> bool:
         is_other = run.run_id in stores.shipped and bare(run.config["opt"]) in against

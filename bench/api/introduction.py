@@ -59,9 +59,9 @@ def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None,
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json, written
-    from bench.store.store import Store
+    from bench.store.stores import Stores
 
-    collected = Collected.of(results, Store(places["store"]).tables)
+    collected = Collected.of(results, Stores([places["store"]]).tables)
     write(file, curves(collected).picture(file.suffix))
     board = quality(collected)
     (table,) = board.tables

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.api import parameters as p
 from bench.api.boards import reading
@@ -15,10 +15,6 @@ from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, u
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
-if TYPE_CHECKING:
-    from bench.store.record import RunResult
-    from bench.store.reports import StudyRecord
-
 
 @public
 def list_(
@@ -27,7 +23,6 @@ def list_(
     task: p.Names | None = None,
     opt: p.Names | None = None,
     status: p.Names | None = None,
-    since: str | None = None,
     all: bool = False,
     store: p.Stores = None,
     progress: bool = True,
@@ -43,14 +38,13 @@ def list_(
         task: only these tasks: A,B.
         opt: only these optimizers: A,B.
         status: only these statuses: running, failed, ...
-        since: only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w).
         all: one line per run.
     """
     filters = {"task": names("task", task), "opt": names("opt", opt), "status": names("status", status)}
     places = folders(store)
     if kind == "runs":
-        return _runs(places, **filters, since=since, every=all)
-    filters |= {"since": since, "all": all or None, "store": None if kind == "studies" else store}
+        return _runs(places, **filters, every=all)
+    filters |= {"all": all or None, "store": None if kind == "studies" else store}
     for name, value in filters.items():
         if value is not None:
             raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
@@ -79,21 +73,19 @@ def _names(kind: str) -> Answer:
     return Answer(rows, shown(Table.facts(rows.items())))
 
 
-def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, since: str | None, every: bool) -> Answer:
+def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, every: bool) -> Answer:
     """Stored runs, newest first."""
     from bench.browse import listing
     from bench.results.render import shown
     from bench.store.stores import Stores
 
     check_known("status", status or [], listing.STATUSES)
-    begun = listing.since(since) if since else ""
     stores = Stores(existing_stores(places))
     with reading():
-        selected = listing.selected(stores, task or [], opt or [], status or [], begun) if stores.runs else []
-    lines = listing.lines(stores, selected, fold=not every)
+        selected = listing.selected(stores, task or [], opt or [], status or []) if stores.runs else []
     code = warn_of(stores)
     none = clean(f"no {'such ' * bool(stores.runs)}runs in {stores.shown or place('store')}")
-    text = shown(listing.table(lines)) if lines else [none]
+    text = shown(listing.table(stores, selected, fold=not every)) if selected else [none]
     return Answer(partial(listing.as_json, selected, stores), text, code)
 
 
@@ -152,31 +144,17 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
 
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
-        return Answer(vars(study), _study_lines(study, [run for run in stores.runs if run.run_id in study.run_ids]))
+        from bench.tuning.tuned import trial_lines
+
+        which = clean(shlex.join(["--task", study.task, "--opt", study.opt]))
+        plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
+        runs = [run for run in stores.runs if run.run_id in study.run_ids]
+        return Answer(vars(study), [*map(clean, trial_lines(study, runs)), plots])
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
     if re.fullmatch(r".+-[0-9a-f]{7,10}", path.name):  # ids of runs end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or str(place("store")))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
-
-
-def _study_lines(study: "StudyRecord", runs: "Sequence[RunResult]") -> list[str]:
-    """The trials of a study as a table; * marks the winner."""
-    from bench.results.render import shown
-    from bench.results.selection import GAP, above_infimum
-    from bench.results.table import Table
-    from bench.text import seeds_in_words
-
-    metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
-    rows = [
-        ("*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], t["state"], t["score"])
-        for t in study.trials
-    ]
-    first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
-    table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    which = shlex.join(["--task", study.task, "--opt", study.opt])
-    plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
-    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing), clean(plots)]
 
 
 def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:

@@ -163,20 +163,22 @@ class Study(Shown):
 
     def figure(self) -> "alt.TopLevelMixin":
         """The metric of the trials against the searched settings."""
-        return Sweep(self.trials, self.result.analyse()).figure()
+        from bench.sweeps.sensitivity import analyse
+
+        return Sweep(self.trials, analyse(self.result.runs, [*self.result.spec.axes], self.result.spec.mode)).figure()
 
     def as_json(self) -> dict[str, Any]:
         """Trials, winner and its fresh seeds."""
-        from bench.tuning import summary
+        from bench.tuning.tuned import as_json
 
-        return summary.as_json(self.result) | {"out": self.folder}
+        return as_json(self.result) | {"out": self.folder}
 
     def __str__(self) -> str:
-        from bench.tuning import summary
-        from bench.tuning.tuned import use_line
+        from bench.tuning.tuned import result_lines, trial_lines, use_line
 
         use = [] if self.folder is None else ["", f"use it: {use_line(self.folder, self.result.spec)}"]
-        return "\n".join([*map(clean, summary.lines(self.result)), *use])
+        lines = [*trial_lines(self.result.record, self.result.runs), "", *result_lines(self.result)]
+        return "\n".join([*map(clean, lines), *use])
 
 
 @dataclass(frozen=True)
@@ -228,14 +230,13 @@ class Comparison(Shown):
         }  # fmt: skip
 
     def __str__(self) -> str:
-        from bench.tuning.summary import result_lines
-        from bench.tuning.tuned import use_line
+        from bench.tuning.tuned import result_lines, use_line
 
-        lines = result_lines([study.result for study in self.studies.values()])
+        lines = [clean(line) for study in self.studies.values() for line in result_lines(study.result)]
         table = str(self.table) + "\n" if self.boards else "no winner has run on fresh seeds yet"
         tuned = [(s.folder, s.result.spec) for s in self.studies.values() if s.folder and not s.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
-        return "\n".join([*lines, table, *self.verdicts, *([""] * bool(use)), *use])
+        return "\n".join([*lines, "", table, *self.verdicts, *([""] * bool(use)), *use])
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)

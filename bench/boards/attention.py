@@ -1,26 +1,39 @@
-"""The board of observed attention (`--trainer.observe`): at equal training loss, and at the end."""
+"""The board of observed attention (`--trainer.observe`): at equal training loss, and at the end; means over heads."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
-from bench.boards.observations import NONE, SHOWN, at_loss, directions, observations, rate, tables_of
+from bench.boards.collect import Collected, Entry, Problem
 from bench.boards.shared import board_table
 from bench.results import sequential, stats
 from bench.results.group import Seed, mean_interval
-from bench.results.stats import Interval
+from bench.results.stats import Array, Interval
 from bench.results.table import Board, Column, Table
+from bench.store.tables import Columns
 
-_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+SHOWN = {
+    "entropy": "entropy of attention (nats)",
+    "top_token": "attention on the most attended token",
+    "rank": "attention rank",
+    "saturated": "fraction of saturated queries",
+    "norm_QK": "norm of W_QK",
+    "stable_rank_QK": "stable rank of W_QK",
+}
+"""Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
+WINDOW = 0.1
+"""A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
+WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+"
+"""Names of the columns that the board and the chart read."""
+NONE = "no run has observations; train with `--trainer.observe 4`"
+_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0)}
 """Ends of quantities; others are not negative."""
-ENDS = {"entropy": "entropy", "top_token": "most attended token", "stable_rank_QK": "stable rank of W_QK"}
+ENDS = ("entropy", "top_token", "stable_rank_QK")
 """Quantities shown at the end of training too."""
-SHARES = (0, 0.1, 0.5)
-"""Shares of the steps at which the direction of W_QK is shown."""
 _LOWER = (
     "sparser: of lower entropy than the reference's at equal loss, by the sign test over common seeds at 5 % a row,"
     " also when larger seeds are added"
@@ -31,40 +44,26 @@ _COLUMNS = [
     Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
     Column("verdict", "attention is", _LOWER),
     Column("start_entropy", "entropy at the start", "before the first step", 3),
-    *(Column(f"end_{name}", f"{title} at the end", "after the last step", 3) for name, title in ENDS.items()),
-]
-_COSINE = f"cosine of W_QK at the last snapshot until then with W_QK at the end: {_MEAN}"
-_EXPONENT = (
-    "a of t^-a, the distance to the final direction between 1 % and 10 % of the steps; for one trained head, theory"
-    " says at least 0.5 under normalized GD (Vasudeva et al. 2025)"
-)
-_DIRECTIONS = [
-    *(
-        Column(
-            f"cosine_{share:g}", f"cosine {f'after {share:.0%} of the steps' if share else 'at the start'}", _COSINE, 3
-        )
-        for share in SHARES
-    ),
-    Column("rate", "exponent of the distance", _EXPONENT, 3),
+    *(Column(f"end_{name}", f"{SHOWN[name]} at the end", "after the last step", 3) for name in ENDS),
 ]
 
 
 def attention_board(collected: Collected) -> Board:
     """Attention at equal training loss and at the end of training."""
-    tables = [table for problem in collected.problems for table in _tables(collected, problem)]
+    tables = [table for problem in collected.problems if (table := _table(collected, problem)) is not None]
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", tables, [about if tables else NONE])
 
 
-def _tables(collected: Collected, problem: Problem) -> list[Table]:
-    """Attention, and when the direction of W_QK is the final one; the latter only with snapshots."""
+def _table(collected: Collected, problem: Problem) -> Table | None:
+    """The observed entries of a problem; None without any."""
     read = tables_of(collected, problem)
     observed = {entry: runs for entry, tables in read.items() if (runs := observations(entry, tables))}
     if not observed:
-        return []
+        return None
     sound = [entry for entry in observed if not entry.refused] or observed
     level = max(float(np.nanmin(run["loss"])) for entry in sound for run in observed[entry].values())
-    ref, rows, turns = collected.reference_of(problem), dict[Entry, dict[str, Any]](), dict[Entry, dict[str, Any]]()
+    ref, rows = collected.reference_of(problem), dict[Entry, dict[str, Any]]()
 
     def at(entry: Entry, name: str) -> dict[Seed, float | None]:
         """A quantity at equal loss, of each run that measured it."""
@@ -85,17 +84,9 @@ def _tables(collected: Collected, problem: Problem) -> list[Table]:
             "start_entropy": _mean("entropy", [run["entropy"][0] for run in runs.values()]),
             **{f"end_{name}": _mean(name, [run[name][-1] for run in runs.values() if name in run]) for name in ENDS},
         }
-        cosines = [directions(read[entry][seed]) for seed in runs]
-        if all(0 in snapshots for snapshots in cosines):
-            turns[entry] = {"n": len(runs), "rate": mean_interval([rate(snapshots) for snapshots in cosines])}
-            for share in SHARES:
-                values = [snapshots[max(t for t in snapshots if t <= share * max(snapshots))] for snapshots in cosines]
-                turns[entry][f"cosine_{share:g}"] = _mean("cosine", values)
     name = f" ({ref.name} is the reference)" if ref is not None else ""
     notes = [f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"]
-    about = ["snapshots are log-spaced; a direction that hardly moves has a cosine near 1 at the start"]
-    direction = board_table(f"{problem.name}: direction of W_QK", _DIRECTIONS, turns, about)
-    return [board_table(problem.name, _COLUMNS, rows, notes), *[direction] * bool(turns)]
+    return board_table(problem.name, _COLUMNS, rows, notes)
 
 
 def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:
@@ -114,3 +105,58 @@ def against(values: Mapping[Seed, float | None], base: Mapping[Seed, float | Non
     comparison = sequential.compare([a for a, _ in pairs], [b for _, b in pairs], "min")
     words = {1: "sparser", -1: "less sparse", 0: comparison.verdict}
     return {"difference": stats.t_interval([a - b for a, b in pairs]), "verdict": words[comparison.sign]}
+
+
+def tables_of(collected: Collected, problem: Problem) -> dict[Entry, dict[Seed, Mapping[str, Columns]]]:
+    """The tables of each entry's runs, if some were observed, by seed."""
+
+    def is_observed(entry: Entry) -> bool:
+        return any(run.config["trainer"].get("observe") for run in entry.runs.values())
+
+    return {e: collected.read(e, WANTED) if is_observed(e) else {} for e in collected.problems[problem]}
+
+
+def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
+    """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
+    table = tables.get("measurements", {})
+    heads = [table[column] for column in _heads(tuple(table), name)]
+    return (table["step"], np.mean(heads, axis=0)) if heads else None
+
+
+@lru_cache(maxsize=1000)  # thousands of runs have the same hundreds of columns
+def _heads(columns: tuple[str, ...], name: str) -> list[str]:
+    return [column for column in columns if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+
+
+def loss_at(curve: Columns, steps: Array) -> Array:
+    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps."""
+    sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
+    last = np.searchsorted(curve["step"], steps, side="right")
+    first = np.searchsorted(curve["step"], np.asarray(steps) * (1 - WINDOW), side="right")
+    first = np.maximum(np.minimum(first, last - 1), 0)  # a thinned curve may have only an earlier step
+    return np.where(last > 0, (sums[last] - sums[first]) / np.maximum(last - first, 1), np.nan)
+
+
+def at_loss(losses: Array, values: Array, level: float) -> float | None:
+    """The value where the loss first reaches a level, linear between measurements; None if it never does."""
+    finite = np.isfinite(losses) & np.isfinite(values)
+    losses, values = losses[finite], values[finite]
+    below = np.flatnonzero(losses <= level)
+    if not below.size:
+        return None
+    i, before = int(below[0]), max(0, int(below[0]) - 1)
+    share = (losses[before] - level) / (losses[before] - losses[i]) if before < i else 1.0
+    return float(values[before] + share * (values[i] - values[before]))
+
+
+def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:
+    """The training `loss` and the shown quantities at the observed steps, by seed; without runs that lack them."""
+    runs = {}
+    for seed, tables in read.items():
+        lines = {name: line for name in SHOWN if (line := over_heads(tables, name)) is not None}
+        curve = tables.get("curve", {})
+        if entry.runs[seed].status == "completed" and "entropy" in lines and "loss" in curve:
+            loss = loss_at(curve, lines["entropy"][0])
+            if np.isfinite(loss).any():
+                runs[seed] = {"loss": loss} | {name: values for name, (_, values) in lines.items()}
+    return runs

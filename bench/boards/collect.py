@@ -1,44 +1,251 @@
-"""Entries of stores for boards: requested, readable and comparable."""
+"""Rows of boards: from the runs of stores to optimizers with their settings on problems, with a run for each seed.
+
+A problem is a task with all that must be equal for a comparison: options, budget, batch, precision, part of the data,
+metric and target. All of it is in the records: the code of tasks and optimizers is untrusted.
+"""
 
 import json
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
-from bench.boards.entries import (
-    KINDS,
-    LIBRARIES,
-    OWN_VERSIONS,
-    REFERENCES,
-    VERSIONS,
-    Entry,
-    Problem,
-    differing,
-    entries_of,
-    problem_key,
-)
 from bench.config.run_config import settings_of
-from bench.errors import UserError, unknown
-from bench.results.group import Group, Seed
-from bench.results.selection import above_infimum, best_index, equal_below, is_capped, score_of
+from bench.errors import UserError, check_known
+from bench.results.group import Group, Seed, seed_of
+from bench.results.selection import Mode, is_capped
 from bench.run_summary import planned_study
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
-from bench.text import cell, counted
+from bench.text import cell, comparable, counted, word_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
 
+FEW_SEEDS = 3
+"""Runs below which a row is provisional. Ours."""
+KINDS = ("tuned", "default", "by hand")
+LIBRARIES = ("torch", "lightning")
+VERSIONS = ("task", "task_package", "contents", *LIBRARIES)
+"""Versions that must be equal within a problem; those of libraries may differ from reference results."""
+OWN_VERSIONS = ("opt", "opt_package", "rest")
+"""Versions that must be equal within an entry."""
+REFERENCES = ("adamw", "gd")
+"""Default references: for mini-batches and for full batches. Ours."""
 NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
 _MORE = "--settings all shows all"
 
 Tables = Callable[[str, str], Mapping[str, Columns]]
 """A run's tables by its id, with the columns that match a regular expression (`Store.tables`)."""
+Place = tuple[str, str, str, str]
+"""Keys of an entry: problem, optimizer, source (a changed file is another optimizer) and settings."""
+
+
+def default_reference(batch_size: int | str | None) -> str:
+    """The default reference of runs with batches of this size, or `full`."""
+    return REFERENCES[batch_size == "full"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The basis of a comparison."""
+
+    key: str
+    name: str  # of the task, with its options beyond the defaults
+    task: str
+    metric: str
+    mode: Mode
+    target: float | None  # value of the metric on the selection split
+    measures: bool
+    reference: str  # name of the default reference
+
+
+@dataclass(kw_only=True, eq=False)
+class Entry(Group):
+    """An optimizer with its settings on a problem: a row of boards."""
+
+    problem: Problem
+    opt: str
+    name: str  # the optimizer, with what distinguishes its settings if several are shown
+    options: dict[str, Any]
+    kind: str  # one of `KINDS`: the winner of a study, on fresh seeds; the defaults; or other settings
+    default: bool  # whether these are the default settings, which may have won a study too
+    source: str  # digest of a source that may change under one name and version
+    studies: list[StudyRecord]  # those that it won, the largest first
+    tuned_elsewhere: bool  # by a study that is not in these stores
+    shipped: int = 0  # number of reference results
+    excluded: int = 0  # number of tried settings that a cap excluded
+    conformance: str | None = None  # verdict of `bench check`: `pass`, or the names of failed checks
+
+    @property
+    def study(self) -> StudyRecord | None:
+        """The study that it won, or None."""
+        return self.studies[0] if self.studies else None
+
+    @property
+    def refused(self) -> str | None:
+        """The reason why its settings are not comparable, or None: for example, they were chosen by another metric."""
+        study, runs = self.study, self.runs.values()
+        if study is not None and study.metric and study.metric != self.problem.metric:
+            return f"tuned for {study.metric}"
+        chosen_on = {study.select_split} if study else {run.tuned_on for run in runs}
+        if "train" in chosen_on and any(run.split not in ("", "train") for run in runs):
+            return "tuned on training data and compared on held-out data"
+        if study is not None and self.excluded and len(study.trials) - self.excluded < 2:
+            return "its cap excluded all tried settings but one"
+        is_sgd = self.kind == "tuned" and is_capped(runs)
+        return "its cap sets the step, as in SGD with a fixed step" if is_sgd else None
+
+    @property
+    def flags(self) -> list[str]:
+        """Its limitations."""
+        study, runs = self.study, self.runs.values()
+        free = LIBRARIES if self.shipped else ()
+        several = [what for what, versions in self.versions.items() if len(versions) > 1 and what not in free]
+        torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
+        share = f"{self.shipped} of {len(runs)} " * (self.shipped < len(runs))
+        every = {
+            f"{share}shipped (torch {torch}, {' and '.join(self.machines)})": self.shipped,
+            "provisional": len(runs) < FEW_SEEDS,
+            f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
+            f"cap excluded {self.excluded} settings": self.excluded,
+            "tuning not finished": study and study.missing,
+            "tuned elsewhere": self.tuned_elsewhere,
+            "these are the defaults": self.kind == "tuned" and self.default,
+            f"mixed versions of {' and '.join(several)}": several,
+            "not the whole task": any(run.part for run in runs),
+            "no schedule": any(run.unscheduled for run in runs),
+            "own average": any("averages" in run.traits for run in runs),
+            "stopped by time": any(run.status == "timeout" for run in runs),
+            "cap sets the step": is_capped(runs),
+            "saturated by one step": any(run.saturated_at is not None for run in runs),
+        }
+        return [flag for flag, holds in every.items() if holds]
+
+    @cached_property
+    def versions(self) -> dict[str, list[str]]:
+        """Versions that affect the result, by component."""
+        every = [run.versions for run in self.runs.values()]
+        names = [name for name in (*VERSIONS, *OWN_VERSIONS) if any(name in of for of in every)]
+        return {name: sorted({str(of.get(name, "unknown")) for of in every}) for name in names}
+
+
+# -- from runs to entries ---------------------------------------------------------------------------------------------
+
+
+def entries_of(
+    runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]
+) -> list[Entry]:
+    """All entries, without runs of trials and of unfinished studies, and others on the winner's tuning seeds."""
+    trials = {run_id for study in studies for run_id in study.run_ids}
+    tuning_seeds, winners = defaultdict[str, set[int]](set), defaultdict[Place, list[StudyRecord]](list)
+    for study in sorted(studies, key=lambda study: (-len(study.trials), study.name)):
+        tuning_seeds[study.name] |= {*study.seeds}
+        if (winner := by_id.get(study.winner or "")) is not None:
+            winners[_place(winner)].append(study)
+    groups = defaultdict[Place, list[RunResult]](list)
+    for run in (run for run in runs if run.run_id not in trials):
+        place, planned, seed = _place(run), planned_study(run), run.config["seed"]
+        won = winners.get(place, [])
+        # A study without a record has not ended, so its runs count only at settings that another study chose.
+        cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
+        if not cut and not any(seed in study.seeds for study in won):
+            groups[place].append(run)
+    problems = _problems({place[0]: group[0] for place, group in reversed(groups.items())})
+    entries = {p: _entry(p, group, problems[p[0]], winners.get(p, [])) for p, group in groups.items()}
+    return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
+
+
+def _entry(place: Place, group: Sequence[RunResult], problem: Problem, won: list[StudyRecord]) -> Entry:
+    """The entry of these runs; of several with the same seeds, that of the highest `_standing`."""
+    runs, default = dict[Seed, RunResult](), not any(name.startswith("opt.") for name in group[0].chosen)
+    for run in (run for run in group if run.finished):
+        stored = runs.setdefault(seed_of(run), run)
+        if (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
+            runs[seed_of(run)] = run
+    elsewhere = not won and not default and any(run.tuned_by for run in group)
+    return Entry(
+        runs=runs,
+        others=Counter(run.status for run in group if not run.finished),
+        problem=problem,
+        opt=place[1],
+        name=place[1],
+        options=group[0].config["opt_options"],
+        kind="tuned" if won or elsewhere else "default" if default else "by hand",
+        default=default,
+        source=place[2],
+        studies=won,
+        tuned_elsewhere=elsewhere,
+    )
+
+
+def _standing(run: RunResult) -> list[Any]:
+    """Sort key of runs with the same seeds: a full budget, then observations, then newer versions."""
+    versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
+    observed = run.config["trainer"].get("observe") is not None  # the same run with more information
+    return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
+
+
+def _place(run: RunResult) -> Place:
+    package = str(run.versions.get("opt_package"))
+    opt, source = bare(run.config["opt"]), package if "file" in package else ""
+    return problem_key(run), opt, source, _key(run.config["opt_options"])
+
+
+def problem_key(run: RunResult) -> str:
+    """`Problem.key` of a run's problem."""
+    of_problem = run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures
+    return _key([bare(run.config["task"]), *of_problem])
+
+
+def _key(value: Any) -> str:
+    return _normal(json.dumps(value))
+
+
+@lru_cache(maxsize=10_000)  # thousands of runs have few different settings
+def _normal(text: str) -> str:
+    """JSON in which 0 and 0.0 are one value."""
+    return json.dumps(comparable(json.loads(text)), sort_keys=True)
+
+
+def _problems(runs: Mapping[str, RunResult]) -> dict[str, Problem]:
+    """The problem of each run by its key; those with the same name have further words."""
+    problems = {}
+    for key, run in runs.items():
+        words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
+        name = ", ".join([run.task, *words, *[f"not the whole task: {run.part}"] * bool(run.part)])
+        reference = default_reference(run.config["trainer"].get("batch_size"))
+        about = run.metric, run.mode, run.target, run.measures, reference
+        problems[key] = Problem(key, name, bare(run.config["task"]), *about)
+    named = {}
+    for key, problem in problems.items():
+        namesakes = [other for other in problems.values() if other.name == problem.name]
+        differ = [
+            f"{what} {cell(getattr(problem, what))}"
+            for what in ("task", "metric", "mode", "target", "measures")
+            if len({getattr(other, what) for other in namesakes}) > 1
+        ]
+        named[key] = replace(problem, name=", ".join([problem.name, *differ]))
+    return named
+
+
+def differing(entry: Entry, entries: Sequence[Entry]) -> str:
+    """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
+    others = [other for other in entries if other.opt == entry.opt]
+    words, alike = [], [other for other in others if other.options.get(REST) == entry.options.get(REST)]
+    for name in dict.fromkeys(name for other in others for name in other.options):
+        compared = alike if name.startswith(f"{REST}.") else others  # options of the same rest only
+        if len({_key(other.options.get(name)) for other in compared}) > 1:
+            words.append(f"{name} {word_of(entry.options.get(name))}")
+    return ", ".join(words + [entry.source] * (len({other.source for other in others}) > 1))
+
+
+# -- from stores to the shown entries ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -132,11 +339,10 @@ def collect(
 ) -> Collected:
     """The entries of some stores.
 
-    Only those of `tasks` and `opts` are shown, None for all; the reference is read even if it is not shown. `only` has
-    settings in dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each
-    optimizer on each problem, `best` selects the tuned ones; else the best of several with the same seeds, as from a
-    sweep; else the defaults, else settings by hand if there is only one; `all` selects all of them.
-    `mixed_versions` allows runs of several versions together; `reference` and `target` are as in `Collected`.
+    Only those of `tasks` and `opts` are shown; the reference is read even if it is not shown. `only` has settings in
+    dotted form that runs must have, as words; `versions.torch` and `engine` too. Of the `settings` of each optimizer on
+    each problem, `best` selects the tuned ones, else the defaults, else those by hand if there is only one; `all`
+    selects all. `mixed_versions` allows runs of several versions; `reference` and `target` are as in `Collected`.
 
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
@@ -212,11 +418,8 @@ def _filtered(runs: Iterable[RunResult], only: Mapping[str, str], stores: Stores
         | {"engine": run.engine, "machine": run.machine}
         for run in stores.runs
     }
-    names = {name for values in facts.values() for name in values}
-    for name in only.keys() - names:
-        raise unknown("setting of --only", name, sorted(names))
-    free = {f"versions.{name}" for name in LIBRARIES}
-    wanted = {name: _comparable(word) for name, word in only.items()}
+    check_known("setting of --only", only, sorted({name for values in facts.values() for name in values}))
+    free, wanted = {f"versions.{name}" for name in LIBRARIES}, {name: _comparable(word) for name, word in only.items()}
 
     def has(run: RunResult) -> bool:
         values, names = facts[run.run_id], wanted.keys() - (free if run.run_id in stores.shipped else ())
@@ -250,61 +453,27 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
 def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
     """The best entry of each optimizer on each problem (see `collect`), with notes on those left out."""
     chosen: list[Entry] = []
-    swept = defaultdict[str, list[str]](list)
     for _, of_place in groupby(entries, lambda entry: (entry.problem.key, entry.opt, entry.source)):
         group = list(of_place)
-        problem, opt, finished = group[0].problem.name, group[0].opt, [entry for entry in group if entry.runs]
+        problem, opt, finished = group[0].problem, group[0].opt, [entry for entry in group if entry.runs]
         if not finished:
             counts = sum((entry.others for entry in group), Counter[str]())
-            notes.append(f"{problem}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
+            notes.append(f"{problem.name}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
         kind = min((entry.kind for entry in finished), key=KINDS.index)
         best = [entry for entry in finished if entry.kind == kind]
-        searched, seeds = _search(finished) if kind != "tuned" else ([], set[Seed]())
-        left = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished if e not in best)
-        shown = f"at its {kind} settings"
-        if kind == "tuned":
-            best.sort(key=lambda entry: len(entry.study.trials) if entry.study else 0, reverse=True)
-            left += len(best) - 1
-        elif searched:
-            best, left, shown = [_best_of(searched, seeds)], len(finished) - len(searched), "on its most common seeds"
-            swept[problem].append(opt)
-        elif len(best) > 1:
+        best.sort(key=lambda entry: len(entry.study.trials) if entry.study else 0, reverse=True)
+        if kind != "tuned" and len(best) > 1:
             notes.append(
-                f"{problem}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose one:"
-                f" tune it (bench tune --task {best[0].problem.task} --opt {opt}); {_MORE}"
+                f"{problem.name}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose"
+                f" one: tune it (bench tune --task {problem.task} --opt {opt}); {_MORE}"
             )
             continue
         chosen.append(best[0])
-        notes += [f"{problem}: {opt} is shown {shown}, without {counted(left, 'other setting')}; {_MORE}"] * bool(left)
-    notes += [
-        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
-        f" optimistic, so there is no verdict: bench tune chooses on other seeds; {_MORE}"
-        for problem, opts in swept.items()
-    ]
+        left = sum(e.kind == "by hand" and e.shipped < len(e.runs) for e in finished if e not in best) + len(best) - 1
+        shown = f"{problem.name}: {opt} is shown at its {kind} settings, without {counted(left, 'other setting')}"
+        notes += [f"{shown}; {_MORE}"] * bool(left)
     return chosen
-
-
-def _search(entries: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
-    """The largest set of settings of an optimizer with the same seeds, and these seeds."""
-    largest: tuple[list[Entry], set[Seed]] = [], set()
-    for seeds in {frozenset(entry.runs): None for entry in entries}:
-        shared = [entry for entry in entries if seeds <= entry.runs.keys()]
-        if len(shared) > 1 and len(shared) * len(seeds) > len(largest[0]) * len(largest[1]):
-            largest = shared, {*seeds}
-    apart = [entry for entry in entries if entry.default and entry not in largest[0]]
-    return ([], set()) if any(len(entry.runs) >= len(largest[1]) for entry in apart) else largest
-
-
-def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
-    """The best by the median over the seeds on the selection split; without any median, the one that diverged least."""
-    runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
-    above, problem = above_infimum([run for of_setting in runs for run in of_setting]), searched[0].problem
-    scores = [score_of(of_setting, above, problem.mode) for of_setting in runs]
-    best = best_index(scores, problem.mode, equal_below(scores, problem.metric))
-    entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
-    entry.best_of = len(searched)
-    return entry
 
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
@@ -312,17 +481,16 @@ def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
     for problem, rows in _by_problem(entries).items():
         groups = [(what, what, rows) for what in VERSIONS]
         for entry in rows:
-            names = {what: entry.options.get(REST) if what == REST else entry.opt for what in OWN_VERSIONS}
-            groups += [(what, f"optimizer {name}", [entry]) for what, name in names.items()]
+            rest = entry.options.get(REST)
+            groups += [(what, f"optimizer {rest if what == REST else entry.opt}", [entry]) for what in OWN_VERSIONS]
         for what, subject, group in groups:
-            free, every = shipped if what in LIBRARIES else (), [run for e in group for run in e.runs.values()]
-            runs = [run for run in every if run.run_id not in free]
-            count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
+            free, runs = shipped if what in LIBRARIES else (), [run for e in group for run in e.runs.values()]
+            count = Counter(str(run.versions.get(what, "unknown")) for run in runs if run.run_id not in free)
             if len(count) > 1:
-                listed = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
+                several = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
                 only = f"--only versions.{what}={shlex.quote(count.most_common(1)[0][0])}"
                 raise UserError(
-                    f"{problem.name} has runs of several versions of {subject}: {listed}; choose one with {only}"
+                    f"{problem.name} has runs of several versions of {subject}: {several}; choose one with {only}"
                     f" (and --task {problem.task})"
                 )
 

@@ -4,8 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry
+from bench.boards.collect import Collected, Entry
 from bench.errors import unknown
 from bench.results.render import shown
 from bench.results.table import Table
@@ -13,8 +12,6 @@ from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, counted, duration, is_number, listed, options_text, seeds_in_words, word_of
-
-SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
 def explain(collected: Collected, name: str) -> list[dict[str, Any]]:
@@ -29,16 +26,15 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
     """Explanation of one row; see `explain`."""
     runs, study = list(entry.runs.values()), entry.study
     seeds, elsewhere = [run.config["seed"] for run in runs], sorted({run.tuned_by for run in runs if run.tuned_by})
-    trials = f"in {listed(elsewhere)}, without its trials" if elsewhere else f"nothing: {entry.settings}"
+    trials = f"in {listed(elsewhere)}, without its trials" if elsewhere else f"nothing: {entry.kind}"
     facts = {
-        "settings": f"{entry.settings}: {options_text(entry.options)}",
+        "settings": f"{entry.kind}: {options_text(entry.options)}",
         **(_searched(study, collected) if study else {"searched": trials}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of"
-        f" {counted(len(runs), 'run')}, {_seeds(seeds)}: {cell(entry.statuses)}",
+        f" {counted(len(runs), 'run')}, seeds {seeds_in_words(sorted({*seeds}))}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
         "flags": ", ".join(entry.flags) or "none",
         "versions": ", ".join(f"{what} {' and '.join(known)}" for what, known in entry.versions.items()),
-        "machine": " and ".join(entry.machines),
     }
     every = [*([_tune_words(study, runs[0], seeds)] if study else []), *commands(runs)]
     return {"row": entry.name, "problem": entry.problem.name, "facts": facts, "commands": every}
@@ -53,12 +49,11 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
-    kinds = Counter(trial["kind"] for trial in study.trials)
-    ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
-    how = SAMPLERS.get(study.sampler, study.sampler)
+    ranges = listed([f"{axis} (tried: {ends})" for axis, ends in tried(study).items()])
+    kinds = cell(Counter(trial["kind"] for trial in study.trials))
     return {
-        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
-        f" {_seeds(study.seeds)}",
+        "searched": f"{ranges} by {study.sampler}: {len(study.trials)} trials ({kinds}), each on seeds"
+        f" {seeds_in_words(sorted(study.seeds))}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
@@ -82,20 +77,14 @@ def _cost(runs: Sequence[RunResult]) -> str:
     return cost + f" on {where}" * bool(where)
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    distinct = sorted({*seeds})
-    return f"seed{'s' * (len(distinct) != 1)} {seeds_in_words(distinct)}"
-
-
 def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str:
     """The command of such a study with these fresh seeds, from one of its runs; it searches today's space."""
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
-    kinds, options = Counter(trial["kind"] for trial in study.trials), {"seeds": study.seeds, "report_seeds": fresh}
-    # A comma after the only seed makes it a list.
-    seeds = [f"--{name} {','.join(map(str, sorted({*of})))}{',' * (len({*of}) == 1)}" for name, of in options.items()]
-    words = [f"bench tune{fit_words(run, fixed).removeprefix('bench fit')}", "--trials", str(kinds["design"]), *seeds]
+    kinds = Counter(trial["kind"] for trial in study.trials)
+    tuning, report = (",".join(map(str, [*sorted({*seeds}), ""])) for seeds in (study.seeds, fresh))  # as lists
+    words = f"bench tune{fit_words(run, fixed).removeprefix('bench fit')} --trials {kinds['design']} --seeds {tuning}"
     more = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
-    return " ".join([*words, "--sampler", study.sampler]) + more * bool(kinds["top-up"])
+    return f"{words} --report_seeds {report} --sampler {study.sampler}" + more * bool(kinds["top-up"])
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:

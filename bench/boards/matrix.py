@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Problem
+from bench.boards.collect import Collected, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import NAME
 from bench.results.render import text
@@ -49,7 +48,7 @@ def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
             compared, mean = verdicts.of(entry), metric.mean(entry) or entry.lost
             words = verdicts.values(entry, compared)["verdict"] or collected.no_reference(problem)
             effect = compared.effect if isinstance(compared, Comparison) else None
-            scale = f"{verdicts.scale[0]}: {cell(effect)}" if effect is not None else ""
+            scale = f"{verdicts.scale}: {cell(effect)}" if effect is not None else ""
             short = mean.bound + cell(mean.mean, 3) if isinstance(mean, Interval) else mean
             rows[entry.name][problem] = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
         for opt, why in collected.excluded(problem).items():
@@ -110,20 +109,17 @@ def _headline(collected: Collected, problem: Problem) -> str:
     if ref is None:
         best = "no entry has a comparable mean"
         if first := next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None):
-            best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
+            best = f"{first.name} ({first.kind}) has the best mean ({metric.words} {cell(metric.mean(first))})"
         return f"{best}; no verdicts, since {collected.no_reference(problem)}."
-    others, names = [entry for entry in ordered if entry is not ref], defaultdict[str, list[str]](list)
-    if others and all(entry.best_of for entry in others):
-        means = [f"{entry.name} {cell(metric.mean(entry) or entry.lost)}" for entry in ordered]
-        return f"Best of a sweep, on the seeds that chose the settings, so there are no verdicts: {', '.join(means)}."
-    for entry in others:
+    names = defaultdict[str, list[str]](list)
+    for entry in (entry for entry in ordered if entry is not ref):
         compared, value, scale = verdicts.of(entry), "", "ratio" if verdicts.measure.log else "gain"
         if isinstance(compared, Comparison) and compared.effect is not None and compared.effect.bounded:
             value = f" ({scale} {cell(compared.effect)})"
         names[compared.words if isinstance(compared, Comparison) else "not compared"].append(entry.name + value)
     if excluded := collected.excluded(problem):
         names["not compared"] += excluded
-    named = f"{ref.name} ({ref.settings}, {metric.words} {cell(metric.mean(ref) or 'without a mean')})"
+    named = f"{ref.name} ({ref.kind}, {metric.words} {cell(metric.mean(ref) or 'without a mean')})"
     better = names.pop("better", [])
     first = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {named}."
     sentences = [first if better else f"No optimizer was found to be better than {named}."]

@@ -2,8 +2,7 @@
 
 from itertools import count
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
+from bench.boards.collect import Collected, Entry, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import COLORS, NAME, SEEDS
 from bench.results.sequential import grid, least_wins, places
@@ -26,7 +25,7 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     _, verdicts, floor = judged(collected, problem)
     refused, sound = dict[str, str](), list[Entry]()
     for entry in verdicts.ordered(entries):
-        why = entry.refused or verdicts.obstacle(entry) or "selected on these seeds" * bool(entry.best_of)
+        why = entry.refused or verdicts.obstacle(entry)
         if why:
             refused[entry.name] = why
         else:
@@ -35,7 +34,7 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     decided, rows = grid(values, verdicts.measure.mode), []
     heads = [f"against {entry.name}" for entry in sound]
     for i, (entry, ends) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
-        row = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs), "places": spanned(ends)}
+        row = {"opt": entry.name, "settings": entry.kind, "n": len(entry.runs), "places": spanned(ends)}
         for j in (j for j in range(len(sound)) if j != i):
             sign = decided[min(i, j), max(i, j)].sign * (1 if i < j else -1)
             row[heads[j]] = {1: "better", -1: "worse", 0: "undecided"}[sign]

@@ -4,10 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
-from bench.boards.retuning import with_tuning_noise
-from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table
+from bench.boards.collect import Collected, Entry, Problem
+from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, with_tuning_noise
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
 from bench.results.selection import above_infimum
@@ -65,8 +63,8 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         notes.append(f"no interval with the noise of tuning: {words}")
     if ref is None:
         notes.append(f"no verdicts, since {collected.no_reference(problem)}")
-    elif ref.kind != "tuned" and not ref.best_of:
-        notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
+    elif ref.kind != "tuned":
+        notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so verdicts favour tuned optimizers")
     if any(v == CONVERGED for e in entries for v in metric.values(e)):
         notes.append(f"losses below {CONVERGED:g} count as equal to it")
     return board_table(problem.name, columns, rows, notes)

@@ -1,4 +1,4 @@
-"""Common parts of all boards: name and flags of rows, their order, and verdicts against the reference.
+"""Common parts of boards: names and flags of rows, their order, verdicts against the reference, noise of tuning.
 
 A row depends only on itself and on the fixed reference, not on other rows.
 """
@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.boards.entries import Entry
+from bench.boards.collect import Collected, Entry
 from bench.results.group import Measure
+from bench.results.retuning import Ends, retuned_interval
+from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice
+from bench.results.stats import Interval
 from bench.results.table import Column, Table
+from bench.store.record import RunResult
+from bench.store.reports import StudyRecord
 from bench.text import counted, spanned
 
 COLORS = {"better": "green", "worse": "red"}
@@ -26,7 +31,7 @@ _VERDICT_HELP = (
 )
 NAME = Column("opt", "optimizer", "with the hyperparameters that distinguish rows of one optimizer", names=True)
 SEEDS = Column("n", "n", "finished runs, one per seed")
-_KINDS = "tuned: winner of a study, on fresh seeds; best of N: of a sweep, on the seeds that chose it; default; by hand"
+_KINDS = "tuned: winner of a study, on fresh seeds; default; by hand"
 _ENDS = [
     SEEDS,
     Column("runs", "runs", "how they ended"),
@@ -41,7 +46,7 @@ def board_table(
     """The table of a board: its own columns and values, which override those that every board has."""
 
     def cells(entry: Entry) -> dict[str, Any]:
-        shared = {"opt": entry.name, "settings": entry.settings, "task": entry.problem.task}
+        shared = {"opt": entry.name, "settings": entry.kind, "task": entry.problem.task}
         shared |= {"problem": entry.problem.name, "options": entry.options, "n": len(entry.runs)}
         shared |= {"runs": entry.statuses, "conformance": entry.conformance, "flags": entry.flags}
         shared |= {"versions": entry.versions, "machines": entry.machines}
@@ -74,18 +79,16 @@ class Verdicts:
         if reason or other:
             return f"not compared: {reason or f'the reference: {other}'}"
         result = self.measure.compare(entry, self.ref)
-        return "no common seeds" if result is None else result.selected if entry.best_of or self.ref.best_of else result
+        return "no common seeds" if result is None else result
 
     def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
         """The values of `columns`."""
         if not isinstance(result, Comparison):
             return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
-        words, n = result.words, result.n
-        ties, selected = n - result.wins - result.losses, words == "selected on these seeds"
-        words += f" ({n} of {LEAST_SEEDS})" * (words == "too few seeds")
-        more = None if result.decided or selected else advice(n, result.wins, result.losses)
+        n, ties = result.n, result.n - result.wins - result.losses
+        more = None if result.decided else advice(n, result.wins, result.losses)
         return {
-            "verdict": f"reference {words}" if selected and not entry.best_of else words,
+            "verdict": result.words + f" ({n} of {LEAST_SEEDS})" * (result.words == "too few seeds"),
             "won": f"{result.wins} of {n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": result.effect,
             "more": result.decided_after or (more and f"after {spanned(more)}"),
@@ -94,21 +97,83 @@ class Verdicts:
         }
 
     @property
-    def scale(self) -> tuple[str, str]:
-        """Description of effects and of their better direction."""
-        named = "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.settings})"
-        better = f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
-        return (f"ratio to {named}", better) if self.measure.log else (f"gain over {named}", "positive is better")
+    def scale(self) -> str:
+        """Description of effects."""
+        return f"{'ratio to' if self.measure.log else 'gain over'} {self._named}"
+
+    @property
+    def _named(self) -> str:
+        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.kind})"
+
+    @property
+    def better(self) -> str:
+        """The better direction of effects."""
+        return (
+            f"{('below 1' if self.measure.mode == 'min' else 'above 1') if self.measure.log else 'positive'} is better"
+        )
 
     @property
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
-        effect, better = self.scale
-        effect_help = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {better}"
-        against = f"against {effect.removeprefix('ratio to ').removeprefix('gain over ')}"
+        effect = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {self.better}"
         return [
-            Column("verdict", against, _VERDICT_HELP, colors=COLORS),
+            Column("verdict", f"against {self._named}", _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
-            Column("effect", effect, effect_help),
+            Column("effect", self.scale, effect),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
+
+
+# -- the noise of tuning ----------------------------------------------------------------------------------------------
+
+
+def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
+    """The mean of an entry with the noise of its tuning in the interval.
+
+    Returns:
+        The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
+        the reason.
+    """
+    study, metric = entry.study, entry.problem.metric
+    if entry.kind != "tuned" or study is None:
+        return None, "its study is not in these stores" if entry.kind == "tuned" else None
+    if study.metric and study.metric != metric:
+        return None, f"tuned for {study.metric}"
+    fresh = [value for value in measure.values(entry) if value is not None]
+    if len(fresh) < len(entry.runs):
+        return entry.lost, None
+    if len(study.seeds) < 2:
+        return None, "one tuning seed"
+    trials = _trials(collected, study, measure)
+    if trials is None:
+        return None, "the runs of its trials are not in these stores"
+    scores, finals, chosen = trials
+    medians = [seed_median(row, study.mode) for row in scores]
+    least, score = equal_below(medians, metric), medians[chosen]
+    best = best_index(medians, study.mode, least)
+    if best is None or score is None or max(score, least) != max(medians[best] or 0.0, least):
+        return None, "the runs of its trials do not choose its winner"
+    retuned = retuned_interval(scores, finals, chosen, fresh, study.mode, metric, log=measure.log)
+    # Unbounded if a draw of the tuning seeds chooses such a setting, or none.
+    unbounded = "unbounded: a possible choice has a run without a value"
+    return unbounded if retuned is None else measure.within(retuned, fresh), None
+
+
+def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
+    """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
+    seeds, runs = sorted(study.seeds), list[dict[int, RunResult]]()
+    ordered = sorted(study.trials, key=lambda trial: [v for v in trial["point"].values() if isinstance(v, int | float)])
+    for trial in ordered:
+        ended = trial["state"] == "completed"
+        stored = [collected.by_id[run_id] for run_id in trial["runs"] if run_id in collected.by_id and ended]
+        runs.append({run.config["seed"]: run for run in stored if run.finished})
+        if ended and sorted(runs[-1]) != seeds:
+            return None
+    winner = next((i for i, trial in enumerate(ordered) if study.winner in trial["runs"]), None)
+    if winner is None:
+        return None
+    above = above_infimum([run for row in runs for run in row.values()])
+    free = [bool(row) and not is_capped(row.values()) for row in runs]  # None for a setting that cannot be chosen
+    scores = [[selected(row[s], above) if ok else None for s in seeds] for row, ok in zip(runs, free, strict=True)]
+    finals = [[measure.of(row[seed]) if row else None for seed in seeds] for row in runs]
+    return scores, finals, winner

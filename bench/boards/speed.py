@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
+from bench.boards.collect import Collected, Entry, Problem
 from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.results import stats
 from bench.results.group import Measure

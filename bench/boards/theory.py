@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
+from bench.boards.collect import Collected, Entry, Problem
 from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.boards.speed import REACHES, median_time_to
 from bench.results import stats

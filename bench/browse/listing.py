@@ -5,79 +5,49 @@ problem. Only records are read, and no plug-in is imported.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, get_args
+from datetime import datetime
+from typing import Any, get_args
 
-from bench.errors import UserError
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
 from bench.results.table import Column, Table
 from bench.run_summary import planned_study, result_json
 from bench.store.record import RunResult, Status
 from bench.store.stores import Stores
-from bench.text import comparable, duration, number, spanned, word_of
+from bench.text import comparable, duration, number, seeds_in_words, spanned, word_of
 from optimizers.plugins import bare, slug
 
 _RIGHT = ("time", "steps")
 _NAMES = ("run", "status", "begun", "time", "steps", "seed", "result", "settings")
 COLUMNS = [Column(n, n, side="right" if n in _RIGHT else None, wraps=n == "settings") for n in _NAMES]
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
-class Line(NamedTuple):
-    """Runs that share a line, the compared value in words, and the settings of the best group, else those of all."""
-
-    name: str
-    runs: list[RunResult]
-    result: str
-    settings: dict[str, Any]
-
-
-def since(text: str) -> str:
-    """The moment of `--since`: a local date or time, or a duration ago; UserError if it is not a moment."""
-    now = datetime.now(UTC)
-    try:
-        if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text, re.ASCII):
-            moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        else:
-            moment = datetime.fromisoformat(text).astimezone(UTC)
-        return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
-    except (ValueError, OverflowError):
-        how = f"a date ({now:%Y-%m-%d}), a time ({now:%Y-%m-%dT%H:%M}), or how long ago (30m, 2h, 3d, 1w)"
-        raise UserError(f"--since {text!r}: it takes {how}") from None
-
-
-def selected(
-    stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str], begun: str
-) -> list[RunResult]:
-    """The runs with these names and statuses (none: all) that began at this moment or later, the newest first."""
+def selected(stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str]) -> list[RunResult]:
+    """The runs with these names and statuses (none: all), the newest first."""
     stores.refuse_unknown(tasks, opts, stores.runs)
-    runs = [run for run in stores.runs if run.begun >= begun and (not statuses or run.status in statuses)]
+    runs = [run for run in stores.runs if not statuses or run.status in statuses]
     runs = [run for run in runs if run.is_of(tasks, opts)] if tasks or opts else runs
     return sorted(runs, key=lambda run: (run.begun, run.run_id), reverse=True)
 
 
-def lines(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> list[Line]:
-    """The lines of these runs in their order: folded, or one for each run."""
+def table(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> Table:
+    """These runs in their order: folded, or a line for each."""
     trials = {run_id for record in stores.studies for run_id in record.run_ids}
     winners = {record.winner for record in stores.studies}
-    if not fold:
-        return [_line(run.run_id, [[run]], trials, winners) for run in runs]
     studies, folded = studies_of(stores), dict[tuple[str, ...], dict[str, list[RunResult]]]()
     for run in runs:
-        group, study = _but_for_seeds(run), studies.get(run.run_id)
+        group, study = _but_for_seeds(run) if fold else run.run_id, studies.get(run.run_id)
         names = bare(run.config["task"]), bare(run.config["opt"])
         key: tuple[str, ...] = ("", group)
-        if study is not None:
+        if fold and study is not None:
             key = (f"study {study}", *names)
-        elif run.plan == "sweep":
+        elif fold and run.plan == "sweep":
             problem = json.dumps([comparable(run.problem), run.part], sort_keys=True)
             key = (f"sweep of {slug(names[0])}-{slug(names[1])}", *names, problem)
         folded.setdefault(key, {}).setdefault(group, []).append(run)
-    return [_line(key[0], list(groups.values()), trials, winners) for key, groups in folded.items()]
+    return Table.of(COLUMNS, (_cells(key[0], [*groups.values()], trials, winners) for key, groups in folded.items()))
 
 
 def studies_of(stores: Stores) -> dict[str, str]:
@@ -95,8 +65,10 @@ def _but_for_seeds(run: RunResult) -> str:
     return json.dumps([identity, run.part], sort_keys=True)
 
 
-def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]) -> Line:
-    """A line; a study's winner counts by its fresh seeds if it has run on them: tuning seeds are optimistic."""
+def _cells(
+    name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]
+) -> tuple[str, ...]:
+    """A line of groups of runs, with the result of the best group; of a study, with the winner's on fresh seeds."""
     first, runs = groups[0][0], [run for group in groups for run in group]
     ended = [[run for run in group if run.finished and run.metric == first.metric] for group in groups]
     above = above_infimum([run for group in ended for run in group])
@@ -118,31 +90,24 @@ def _line(name: str, groups: list[list[RunResult]], trials: Collection[str], win
         result = f"{first.split} {first.metric}{GAP * above} {text}{kind}"
     settings, *others = [group[0].chosen for group in (groups if best is None else [groups[best]])]
     shared = {k: v for k, v in settings.items() if v is not None and all(k in o and o[k] == v for o in others)}
-    label = name or f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-    return Line(label if len(runs) > 1 else first.run_id, runs, result, shared)
-
-
-def table(shown: Iterable[Line]) -> Table:
-    """Lines as a table."""
-    return Table.of(COLUMNS, map(_cells, shown))
-
-
-def _cells(line: Line) -> list[str]:
-    runs = line.runs
     counts, seeds = Counter(run.status for run in runs), sorted({run.config["seed"] for run in runs})
-    statuses = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
+    label = name or f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
     seconds = sum(run.wall_s for run in runs)
-    span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1 else ""
-    return [
-        line.name,
-        ", ".join(statuses) if len(runs) > 1 else runs[0].status,
+    return (
+        label if len(runs) > 1 else first.run_id,
+        ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name]) if len(runs) > 1 else first.status,
         local(max(run.begun for run in runs)),
-        f"{seconds:.1f} s" if seconds < 10 else duration(min(seconds, 1e12)),
+        seconds_text(seconds),
         spanned([run.steps for run in runs]),
-        span or (",".join(map(str, seeds)) if len(seeds) <= 4 else f"{len(seeds)} seeds"),
-        line.result,
-        "  ".join(f"{name} {word_of(value)}" for name, value in line.settings.items()),
-    ]
+        seeds_in_words(seeds) if len(seeds) <= 4 or seeds[-1] - seeds[0] < len(seeds) else f"{len(seeds)} seeds",
+        result,
+        "  ".join(f"{name} {word_of(value)}" for name, value in shared.items()),
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in words; in a record it may be any number."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration(min(seconds, 1e12))
 
 
 def local(moment: str) -> str:

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from bench.browse.listing import local, studies_of
+from bench.browse.listing import local, seconds_text, studies_of
 from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.results.render import shown
@@ -13,7 +13,7 @@ from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.terminal import columns, wrapped
-from bench.text import cell, duration, word_of
+from bench.text import cell, word_of
 
 
 def lines(run: RunResult, store: Store) -> list[str]:
@@ -51,14 +51,10 @@ def as_json(run: RunResult, store: Store) -> dict[str, Any]:
     }
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else duration(min(seconds, 1e12))
-
-
 def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
     config, target = run.config, ""
     if run.target is not None:
-        at = f"reached at step {run.steps_to_target} after {_seconds(run.seconds_to_target or 0.0)}"
+        at = f"reached at step {run.steps_to_target} after {seconds_text(run.seconds_to_target or 0.0)}"
         target = f"; target {run.target:g}, {'not reached' if run.steps_to_target is None else at}"
     name = run.task + f" ({config['task']})" * bool(run.task_name)
     order = f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
@@ -68,7 +64,7 @@ def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
         "seed": f"{config['seed']}{order}",
         "begun": local(run.begun),
-        "time": _seconds(run.wall_s) + f" with evaluations, {_seconds(run.train_s)} without" * bool(run.train_s),
+        "time": seconds_text(run.wall_s) + f", {seconds_text(run.train_s)} without evaluations" * bool(run.train_s),
         "steps": f"{run.steps}"
         + f", {run.skipped} of them not taken" * bool(run.skipped)
         + f", with {run.cost} gradients of the batch" * (run.cost != run.steps),

@@ -13,8 +13,8 @@ The database is in memory, and only read-only statements are accepted: a query c
 import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.config.run_config import settings_of
@@ -115,7 +115,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
         relation = con.sql(statements[0].query)
         if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
             raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
-        return _interruptible(con, lambda: take(relation)), list(damaged.values())
+        return take(relation), list(damaged.values())
     except RuntimeError as error:
         raise KeyboardInterrupt if "interrupted" in str(error) else error from None
     except duckdb.Error as error:
@@ -126,16 +126,6 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
-
-
-def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
-    """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            return pool.submit(work).result()
-        except KeyboardInterrupt:
-            con.interrupt()  # then the thread ends
-            raise
 
 
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
@@ -186,20 +176,19 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
     """Create a view that reads the blocks' tables lazily; it notes damaged ones."""
     import pyarrow as pa
 
-    finished, growing, sound = [], [], dict[str, bool]()
+    finished, growing, sound = [], [], dict[Path, bool]()
     for run_id, block in stores.blocks.items():
-        folder, place = str(block.folder), block.at / f"{_FILES[name]}.parquet"
+        place = block.at / f"{_FILES[name]}.parquet"
         try:
-            if not block.done:
-                columns = block.tables(run_id).get(_FILES[name])
-                growing += [as_arrow(run_id, columns)] if columns else []
-            elif folder not in sound:
-                sound[folder] = False
+            if not block.done and (columns := block.tables(run_id).get(_FILES[name])):
+                growing.append(as_arrow(run_id, columns))
+            elif block.done and place not in sound:
+                sound[place] = False
                 block.tables(next(iter(block.runs)))
-                sound[folder] = is_there(place)
+                sound[place] = is_there(place)
         except Damaged as error:
-            damaged[folder if block.done else f"{folder}/{run_id}"] = error
-        if sound.get(folder):
+            damaged[f"{block.folder}" if block.done else f"{block.folder}/{run_id}"] = error
+        if sound.get(place):
             finished.append((run_id, str(place)))
     parts = []
     if finished:  # some of a block's runs may be read from other blocks

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry
+from bench.boards.collect import Collected, Entry
 from bench.boards.speed import reached
 from bench.plots.curves import attention, curves, figure, of_problem
 from bench.plots.forest import forest

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Problem
-from bench.boards.observations import NONE, SHOWN, over_heads, tables_of
+from bench.boards.attention import NONE, SHOWN, over_heads, tables_of
+from bench.boards.collect import Collected, Entry, Problem
 from bench.errors import UserError
 from bench.near import several
 from bench.plots.means import STEPS, Points, finite, held, mean_panel

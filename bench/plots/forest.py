@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Problem
+from bench.boards.collect import Collected, Problem
 from bench.boards.quality import judged
 from bench.plots.curves import figure, of_problem
 from bench.plots.panels import Figure, Line, Panel, Spec, axis, axis_limits, encodings, layer, number, wrapped
@@ -54,7 +53,7 @@ def _panel(collected: Collected, problem: Problem) -> Effects:
     _, verdicts, floor = judged(collected, problem)
     ref, measure = verdicts.ref, verdicts.measure
     log, none = measure.log, 1.0 if measure.log else 0.0
-    panel = Effects("effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "", "x" * log, none=none)
+    panel = Effects("effects", f"{measure.words}: {verdicts.scale}; {verdicts.better}", "", "x" * log, none=none)
     if ref is None:
         return replace(panel, notes=[collected.no_reference(problem)])
     lines, seeds, left_out = list[Line](), list[int](), list[str]()

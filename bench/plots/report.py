@@ -12,8 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench import __version__
 from bench.boards import BOARDS
-from bench.boards.collect import Collected
-from bench.boards.entries import Problem
+from bench.boards.collect import Collected, Problem
 from bench.boards.explain import explained
 from bench.boards.matrix import headlines, matrix, our_names, short_names
 from bench.plots.charts import CHARTS

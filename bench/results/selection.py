@@ -17,10 +17,6 @@ End = float | None
 
 GAP = " (suboptimality gap)"
 """Suffix of a metric's name if the loss minus its infimum is shown."""
-USABLE_FACTOR = 2
-"""Largest ratio of a suboptimality gap to the best in the usable range. Ours."""
-USABLE_SHARE = 0.05
-"""The same for other metrics, also a loss of unknown infimum: largest shortfall as a share of the best. Ours."""
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
@@ -93,15 +89,3 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     top = min(present) if mode == "min" else max(present)
     equal = [i for i, score in enumerate(clipped) if score == top]
     return equal[(len(equal) - 1) // 2]
-
-
-def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = False) -> tuple[int, int]:
-    """The ends of the range around the best in which scores, in the order of the setting, are nearly as good."""
-    top = scores[best]
-    assert top is not None
-    room = (USABLE_FACTOR - 1) * max(top, 0.0) if gap else USABLE_SHARE * abs(top)
-    limit = top + room if mode == "min" else top - room
-    bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
-    first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
-    last = next((i - 1 for i in range(best, len(scores)) if bad[i]), len(scores) - 1)
-    return first, last

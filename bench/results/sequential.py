@@ -15,7 +15,7 @@ which exactly one of them diverged. `SHARES` splits the level of 5 % between the
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from typing import Literal
@@ -26,7 +26,7 @@ from scipy.special import betaln
 
 from bench.results.stats import Interval, Values, exp
 
-Verdict = Literal["better", "worse", "no difference found", "too few seeds", "selected on these seeds"]
+Verdict = Literal["better", "worse", "no difference found", "too few seeds"]
 
 SHARES = (0.04, 0.01)
 """The split of the level, 0.05: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
@@ -116,12 +116,6 @@ class Comparison:
             return NO_VALUE
         often = {1: self.often[0], -1: self.often[1], 0: ""}[self.diverges]
         return self.verdict if not often else f"{self.verdict}, {often}" if self.sign else often
-
-    @property
-    def selected(self) -> "Comparison":
-        """Without verdict and interval, which are invalid for settings chosen on these seeds."""
-        effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
-        return replace(self, verdict="selected on these seeds", diverges=0, decided_after=None, effect=effect)
 
 
 def compare(

@@ -18,7 +18,7 @@ from bench.plots.sweep import sweep_figure
 from bench.plots.theme import write_pictures
 from bench.results import selection
 from bench.results.render import markdown, written
-from bench.results.selection import CONVERGED, USABLE_FACTOR, USABLE_SHARE, End, Mode
+from bench.results.selection import CONVERGED, End, Mode
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.text import cell, counted, is_number, plain
@@ -47,7 +47,6 @@ class Curve:
     """An optimizer at one value of each further varied setting, or at all of them in a random design (not `joined`).
 
     `best` is the index of the best point, the middle one of equals; None if all are equal or none may be the best.
-    `usable` are the indices of the ends of the range around it that is nearly as good, if x takes several numbers.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Curve:
     x: str
     points: list[Point]
     best: int | None
-    usable: tuple[int, int] | None
     joined: bool
 
 
@@ -110,13 +108,9 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         scores = [None if point.score is None else max(point.score, least) for point in points]
         tied = len(scores) > 1 and None not in scores and len({*scores}) == 1
         best = None if tied else selection.best_index(scores, mode, least)
-        ranged = best is not None and numeric and fixed and len(points) > 1
-        usable = selection.good_range(scores, mode, best, gap=above) if best is not None and ranged else None
         others = [f"{n.partition('.')[2] or n} {cell(value)}" for n, value in json.loads(fixed or "{}").items()]
         name = ", ".join([bare(opt) if names[bare(opt)] == 1 else opt, *others])
-        curves.append(
-            Curve(name, opt, axes[opt][0] if numeric else " and ".join(words), points, best, usable, bool(fixed))
-        )
+        curves.append(Curve(name, opt, axes[opt][0] if numeric else " and ".join(words), points, best, bool(fixed)))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     metric, x = f"{runs[0].split} {runs[0].metric}{selection.GAP * above}", " or ".join({c.x: 0 for c in curves})
@@ -175,20 +169,14 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     columns = [Column("best"), *(Column(key, head, side="right", names=key == curve.x) for key, head in heads.items())]
     if curve.best is None:
         return Table(curve.name, columns, rows, ["no best: all are equally good, diverged or set by a step cap"])
-    best, notes = curve.points[curve.best], list[str]()
-    if curve.usable is not None:
-        low, high = (curve.points[i].x for i in curve.usable)
-        limit = f"at most {USABLE_FACTOR} times" if sweep.above_infimum else f"within {USABLE_SHARE:.0%} of"
-        factor = f", a factor of {high / low:.3g}" if low > 0 else ""
-        notes.append(f"usable {curve.x} ({limit} the best; our rule): {cell(low)} to {cell(high)}{factor}")
-        if best.x in (curve.points[0].x, curve.points[-1].x):
-            notes.append("the best value is at the edge of the grid: widen it")
+    best, is_at_edge = curve.points[curve.best], curve.best in (0, len(curve.points) - 1) and len(curve.points) > 1
+    notes = ["the best value is at the edge of the grid: widen it"] * (is_at_edge and sweep.numeric and curve.joined)
     where = ", ".join(f"{name} {cell(value)}" for name, value in {curve.x: best.x, **best.others}.items())
     return Table(curve.name, columns, rows, [f"best {where}: median {sweep.metric} {cell(best.median)}", *notes])
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
-    """The curves in a form for strict JSON, with null for `diverged`; `best` and `usable` are indices of points."""
+    """The curves in a form for strict JSON, with null for `diverged`; `best` is the index of a point."""
     runs = Counter(run.status for run in sweep.results)
     names = {"x": sweep.x, "varied": sweep.varied, "metric": sweep.metric.replace(" ", "/", 1), "mode": sweep.mode}
     return plain(names | {"runs": runs, "curves": [asdict(curve) for curve in sweep.curves]})

@@ -6,6 +6,7 @@ large budget give the result of any smaller one (`Design.wanted`).
 
 import heapq
 import itertools
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,18 @@ from typing import Any, Literal, NamedTuple
 from bench.config.values import refuse_too_many, typed
 from bench.errors import UserError
 from bench.results.selection import End, Mode, best_index
+from bench.store.record import RunResult
 from bench.text import counted, is_number
-from bench.tuning.space import Axis, Key, Point, Space, point_key
 from optimizers import LogUniform
 
+Axis = LogUniform | tuple[Any, ...]
+"""A range, or a list of values."""
+Space = dict[str, Axis]
+"""The searched settings, by dotted name (`opt.lr`)."""
+Point = Mapping[str, Any]
+"""A value for each name of a space."""
+Key = str
+"""A point as text (`point_key`)."""
 Sampler = Literal["grid", "qmc", "tpe"]
 Place = tuple[int, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
@@ -31,16 +40,24 @@ EXTENSION_LIMIT = 8
 LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
-class Wanted(NamedTuple):
-    """A point to try, and why."""
+class Trial(NamedTuple):
+    """A point of a design, with its finished runs, one for each tuning seed; none and a reason if it failed."""
 
     point: Point
     kind: Kind
+    runs: Sequence[RunResult] = ()
+    reason: str = ""
 
     @property
     def key(self) -> Key:
         """The point's `point_key`."""
         return point_key(self.point)
+
+
+def point_key(point: Point) -> Key:
+    """The point as JSON, equal for equal points: sorted names, numbers as floats without -0."""
+    plain = {name: value + 0.0 if is_number(value) else value for name, value in point.items()}
+    return json.dumps(plain, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -60,11 +77,10 @@ class Design:
     """The points of a space that tuning tries, and their order; a design of fewer trials is a prefix of one of more.
 
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
-    with all combinations of the other axes' values. The place nearest to the ranges' middles comes next, with distances
-    relative to their widths. If a neighbour of the best place has not been tried, the grid grows there by a decade.
-    Without a range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with
-    it, then takes the suggestions of Optuna's `TPESampler` (Bergstra et al., 2011). The number of points is a multiple
-    of `step`.
+    with all combinations of the other axes' values, the place nearest to the ranges' middles first (distances relative
+    to their widths). While a neighbour of the best place has not been tried, it grows there by a decade. Without a
+    range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
+    takes the suggestions of Optuna's `TPESampler`. The number of points is a multiple of `step`.
     """
 
     def __init__(self, space: Space, sampler: Sampler) -> None:
@@ -75,27 +91,27 @@ class Design:
         self.combinations = math.prod(map(len, self.lists.values()))
         self.step = self.combinations if sampler == "grid" else 1
 
-    def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
+    def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
 
-        Those without a known score are to be tried next; when all have one, tuning has ended. New scores only append
-        points. If a grid has stopped growing with fewer than `total`, the next ones in its order are added.
+        Those without a known score are to be tried next; new scores only append points. If a grid has stopped growing
+        with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
-        if trials < 1:
-            raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {count}", count)
         refuse_too_many("all combinations of these values", self.combinations)
         if self.sampler == "grid" and self.ranges:
             return self._grown(scores, trials, total)
-        if self.sampler == "grid":
-            if (trials, count) != (self.combinations, trials):
-                these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
-                raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
+        if self.sampler == "qmc":
+            points = self._sequence(count)
+        elif self.sampler == "tpe":
+            points = self._suggested(count, scores)
+        elif (trials, count) == (self.combinations, trials):
             points = self._combinations()
         else:
-            points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores)
-        return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
+            these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
+            raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
+        return [Trial(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
         """The best point with a known score, the middle one of equals by `_position`; None if there is none."""
@@ -115,7 +131,7 @@ class Design:
         """All combinations of the listed values; the last axis varies fastest."""
         return [dict(zip(self.lists, values, strict=True)) for values in itertools.product(*self.lists.values())]
 
-    def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
+    def _grown(self, scores: Scores, trials: int, total: int) -> list[Trial]:
         ranges, others = self.ranges, self._combinations()
         steps = [1, *[2] * len(self.space)][: len(ranges)]  # in half decades
         if trials % len(others):
@@ -132,7 +148,7 @@ class Design:
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
         while True:
             by_place = {place: points(place) for place in kinds}
-            wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in by_place[place]]
+            wanted = [Trial(point, kind) for place, kind in kinds.items() for point in by_place[place]]
             if any(candidate.key not in scores.by_key for candidate in wanted):
                 return wanted
             best = self.best([candidate.point for candidate in wanted], scores)
@@ -171,15 +187,15 @@ class Design:
         axes = {name: distribution(axis) for name, axis in self.space.items()}
         direction, worst = ("minimize", math.inf) if scores.mode == "min" else ("maximize", -math.inf)
         sampler = optuna.samplers.TPESampler(seed=len(points), n_startup_trials=0)
-        study = optuna.create_study(direction=direction, sampler=sampler)
-        tried, new = {point_key(point): point for point in points}, dict[Key, Point]()
-        for key, point in tried.items():
-            value = worst if (score := scores.by_key[key]) is None else score
+        study, keys, new = optuna.create_study(direction=direction, sampler=sampler), set[Key](), dict[Key, Point]()
+        for point in points:
+            value = worst if (score := scores.by_key[point_key(point)]) is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
+            keys.add(point_key(point))
         for _ in range(20 * TPE_ROUND):
             params = study.ask(axes).params
             point = {name: _within(axis, params[name]) for name, axis in self.space.items()}
-            if point_key(point) not in tried:
+            if point_key(point) not in keys:
                 new.setdefault(point_key(point), point)
             if len(new) == TPE_ROUND:
                 break

@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
+from bench.config.options import Option, all_optimizer_options, hyperparameters_of, parse_options
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import chosen_of
-from bench.config.values import Seeds, counts_seeds, read_seeds, refuse_too_many
-from bench.errors import UserError, check_known
+from bench.config.values import Seeds, counts_seeds, ends_of_range, read_seeds, refuse_too_many
+from bench.errors import UserError, check_known, unknown_setting
 from bench.results.selection import Mode
+from bench.sweeps.grid import values_of
 from bench.text import counted, plain
-from bench.tuning.design import Design, Sampler
-from bench.tuning.space import Point, read_space, space_as_json
+from bench.tuning.design import Design, Point, Sampler, Space
 from optimizers import OPTIMIZERS, LogUniform
+from optimizers.groups import REST
 from optimizers.plugins import slug
 from tasks import TASKS
 
@@ -26,12 +28,22 @@ TUNING_SEEDS = 1000
 """First seed of trials if only the number of seeds is given; reports begin with 0. Ours."""
 
 
+def space_as_json(space: Space) -> list[dict[str, Any]]:
+    """The space in a form for strict JSON, in its order."""
+    return [
+        {"name": name, "low": axis.low, "high": axis.high}
+        if isinstance(axis, LogUniform)
+        else {"name": name, "values": [{"number": str(v)} if v in (math.inf, -math.inf) else v for v in axis]}
+        for name, axis in space.items()
+    ]
+
+
 class StudySpec(BaseModel):
     """The specification of a study; its name is a hash of all fields, so those of shipped studies stay.
 
     `versions` are of the task, the optimizer, and the optimizer for the `rest`, and packages of plug-ins; `settings`
     are all that are not searched, in dotted form, and `chosen` names the non-default ones among them; `axes` is the
-    search space (`bench.tuning.space.Space`); the winner is run on `report_seeds`, disjoint from `seeds`.
+    search space (`bench.tuning.design.Space`); the winner is run on `report_seeds`, disjoint from `seeds`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,7 +91,7 @@ def make_spec(
     report_seeds: Sequence[int],
     places: Mapping[str, Any],
 ) -> StudySpec:
-    """The specification of a study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
+    """The specification of a study; words may have ranges and lists of values (`read_space`).
 
     Without a sampler, up to two ranges make a grid, and more are searched by TPE. `UserError` if a setting is unknown
     or illegal, there is nothing to search, or a seed is in both lists.
@@ -118,6 +130,54 @@ def make_spec(
         seeds=list(seeds),
         report_seeds=list(report_seeds),
     )
+
+
+def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
+    """The searched settings, and the fixed ones as given, of settings in dotted form.
+
+    The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, in their order, then
+    others with a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`. `UserError`
+    if one is unknown or malformed, another setting has several values, or nothing is left to search.
+    """
+    check_known("optimizer", [opt], OPTIMIZERS)
+    spec, given = OPTIMIZERS[opt], hyperparameters_of(words)
+    options = all_optimizer_options(spec, given)
+    task = str(words.get("task", ""))
+    skipped = f"{REST}." if given.get(REST, spec.rest) != spec.rest else "-"  # another one has other search ranges
+    declared: Space = {f"opt.{name}": axis for name, axis in spec.search.items() if not name.startswith(skipped)}
+    space: Space = {name: axis for name, axis in declared.items() if name not in words}
+    fixed: dict[str, Any] = {}
+    for key, raw in words.items():
+        group, _, name = key.partition(".")
+        if group == "opt" and name and name not in options:
+            raise unknown_setting(key, [f"--opt.{option}" for option in options])
+        option = options.get(name) if group == "opt" else None
+        if option is None:
+            if name and isinstance(raw, str) and values_of(key, raw, task if task in TASKS else "", {}) != [raw]:
+                raise UserError(f"--{key} {raw}: only hyperparameters (--opt.NAME) are tuned; give one value")
+            fixed[key] = raw
+        elif isinstance(raw, str) and raw.count(":") == 1:
+            space[key] = _range(key, raw, option)
+        elif len(values := values_of(key, raw, "", options)) > 1:
+            typed = [parse_options("opt", {name: option}, {name: value})[name] for value in values]
+            space[key] = tuple(dict.fromkeys(typed))
+        else:
+            fixed[key] = values[0]
+    if not space:
+        raise UserError(f"no setting of {opt} is left to tune: give a range (--opt.NAME LOW:HIGH) or values (A,B)")
+    return {name: space[name] for name in dict.fromkeys([*declared, *space]) if name in space}, fixed
+
+
+def _range(key: str, raw: str, option: Option) -> LogUniform:
+    try:
+        ends = LogUniform(*ends_of_range(*raw.split(":")))
+    except ValueError:
+        raise UserError(
+            f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
+        ) from None
+    if "float" not in option.type_name.split(" or "):
+        raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
+    return ends
 
 
 def tuning_seeds(given: Seeds) -> list[int]:

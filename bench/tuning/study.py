@@ -7,49 +7,36 @@ store. So an interrupted command continues with the same runs, and runs of other
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from typing import Any
 
-from bench.config.checks import check
+from bench.config.checks import check, check_places
 from bench.config.run_config import RunConfig
-from bench.errors import UserError
+from bench.errors import RunBroke, UserError
+from bench.execute.cluster import Crew
+from bench.execute.execute import execute
+from bench.progress import SweepProgress
 from bench.results.group import Measure, final
 from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial, edges_of
 from bench.store.store import Store
-from bench.sweeps import sensitivity
-from bench.tuning.design import Kind, Scores, Wanted
-from bench.tuning.space import Key, Point, point_key
+from bench.text import listed
+from bench.tuning.design import Key, Point, Scores, Trial, point_key
 from bench.tuning.spec import StudySpec
-
-
-class Trial(NamedTuple):
-    """A tried point, with its finished runs, one for each tuning seed; none and a reason if it failed."""
-
-    point: Point
-    kind: Kind
-    runs: Sequence[RunResult] = ()
-    reason: str = ""
-
-    @property
-    def key(self) -> Key:
-        """The point's `point_key`."""
-        return point_key(self.point)
 
 
 @dataclass
 class Study:
     """A search with this number of trials, and at least `total` at the end; `places` are paths of data and store.
 
-    `report` says whether the winner is run on the fresh seeds. Points of runs that `failed` in this command (why, by
-    run id) have no score.
+    Points of runs that `failed` in this command (why, by run id) have no score.
     """
 
     spec: StudySpec
     trials: int
     places: Mapping[str, Any]
     total: int = 0
-    report: bool = True
     failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,61 +50,58 @@ class Study:
                 self._configs[point_key(point), seed] = self.spec.config(point, seed, self.places)
         return [self._configs[point_key(point), seed] for seed in seeds]
 
-    def result(self) -> "StudyResult":
-        """What the stored runs show, and which runs are wanted next."""
-        tried: dict[Key, Trial] = {}
+    def result(self, total: int = 0, *, report: bool = True) -> "StudyResult":
+        """What the stored runs show, and which are wanted next: for at least `total` trials, then to `report`."""
+        tried, total = dict[Key, Trial](), max(total, self.total)
         while True:
             scores = self._scores(tried.values())
-            wanted = self.spec.design.wanted(self.trials, self.total, scores)
-            new = self._ended([candidate for candidate in wanted if candidate.key not in tried])
-            if not new:
+            wanted = self.spec.design.wanted(self.trials, total, scores)
+            ended = self._ended([trial for trial in wanted if trial.key not in tried])
+            if not ended:
                 break
-            tried |= {trial.key: trial for trial in new}
-        trials = [tried[candidate.key] for candidate in wanted if candidate.key in tried]
+            tried |= {trial.key: trial for trial in ended}
+        trials = [tried[trial.key] for trial in wanted if trial.key in tried]
         winner = self.spec.design.best([trial.point for trial in trials], scores)
         fresh = [] if winner is None else self.configs(winner, self.spec.report_seeds)
-        stored = self.store.finished_all(config.run_id for config in fresh)
-        todo = list[RunConfig]()
+        stored, todo = self.store.finished_all(config.run_id for config in fresh), list[RunConfig]()
         if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
-            points = [w.point for w in wanted if w.key not in tried or tried[w.key].runs]
+            points = [trial.point for trial in wanted if trial.key not in tried or tried[trial.key].runs]
             todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
-        elif self.report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
+        elif report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
             todo = fresh
         return StudyResult(
             study=self,
-            spec=self.spec,
             trials=trials,
-            runs=[run for trial in trials for run in trial.runs],
             scores=scores.by_key,
             best=None if winner is None else tried[point_key(winner)],
             fresh=[stored[config.run_id] for config in fresh if config.run_id in stored],
             fresh_failed={c.seed: self.failed[c.run_id] for c in fresh if c.run_id in self.failed},
-            missing=len(wanted) - len(trials),
+            missing=max(len(wanted), total) - len(trials),
             todo=[config for config in todo if config.run_id not in self.failed],
         )
 
-    def _ended(self, wanted: Sequence[Wanted]) -> list[Trial]:
-        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal."""
-        legal = [self._legal(candidate) for candidate in wanted]
-        stored, trials = self.store.finished_all(config.run_id for configs, _ in legal for config in configs), []
-        for candidate, (configs, reason) in zip(wanted, legal, strict=True):
+    def _ended(self, wanted: Sequence[Trial]) -> list[Trial]:
+        """Those of these trials that have ended: with all runs stored, with a failed run, or illegal."""
+        legal = [self._legal(trial) for trial in wanted]
+        stored, ended = self.store.finished_all(config.run_id for configs, _ in legal for config in configs), []
+        for trial, (configs, reason) in zip(wanted, legal, strict=True):
             runs = [stored[config.run_id] for config in configs if config.run_id in stored]
             reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
             if len(runs) == len(self.spec.seeds):
-                trials.append(Trial(*candidate, runs))
-            elif reason := reason or self._legal(candidate, thoroughly=candidate.kind != "design")[1]:
-                trials.append(Trial(*candidate, reason=reason))
-        return trials
+                ended.append(trial._replace(runs=runs))
+            elif reason := reason or self._legal(trial, thoroughly=trial.kind != "design")[1]:
+                ended.append(trial._replace(reason=reason))
+        return ended
 
-    def _legal(self, candidate: Wanted, *, thoroughly: bool = False) -> tuple[list[RunConfig], str]:
+    def _legal(self, trial: Trial, *, thoroughly: bool = False) -> tuple[list[RunConfig], str]:
         """The runs of a point; none and a reason for an extension that leaves a hyperparameter's legal range."""
         try:
-            configs = self.configs(candidate.point, self.spec.seeds)
+            configs = self.configs(trial.point, self.spec.seeds)
             if thoroughly:
                 check(configs[0])  # imports torch
             return configs, ""
         except UserError as error:
-            if candidate.kind == "design":
+            if trial.kind == "design":
                 raise
             return [], str(error)
 
@@ -132,22 +116,20 @@ class Study:
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
 
-def equalize(studies: Sequence[Study]) -> None:
-    """Let the studies of a task have as many trials as the largest, and run the winners, as far as runs are stored.
+def results_of(studies: Sequence[Study]) -> "list[StudyResult]":
+    """The results of the studies of a task, all with as many trials as the largest; then their winners run.
 
     A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
     """
+    total = common_trials(studies)
     while True:
-        results = [study.result() for study in studies]
-        if any(result.missing for result in results):
-            return
+        results = [study.result(total, report=False) for study in studies]
         counts = {len(result.trials) for result in results}
+        if any(result.missing for result in results):
+            return results
         if len(counts) == 1:
-            for study in studies:
-                study.report = True
-            return
-        for study in studies:
-            study.total = common_trials(studies, max(counts))
+            return [study.result(total) for study in studies]
+        total = common_trials(studies, max(counts))
 
 
 def common_trials(studies: Sequence[Study], least: int = 0) -> int:
@@ -161,21 +143,29 @@ def common_trials(studies: Sequence[Study], least: int = 0) -> int:
 class StudyResult:
     """Results of a study, finished or not.
 
-    `runs` are of all trials; `scores` are by `point_key`; `best` is None if no trial has a score; `fresh` are its runs
-    on fresh seeds, `fresh_failed` says why others failed, by seed; `missing` points have not been tried yet; `todo` are
-    the runs wanted now, with stored ones of the same round.
+    `scores` are by `point_key`; `best` is None if no trial has a score; `fresh` are its runs on fresh seeds,
+    `fresh_failed` says why others failed, by seed; `missing` is the number of trials to come; `todo` are the runs
+    wanted now, with stored ones of the same round.
     """
 
     study: Study
-    spec: StudySpec
     trials: list[Trial]
-    runs: list[RunResult]
     scores: Mapping[Key, End]
     best: Trial | None
     fresh: list[RunResult]
     fresh_failed: dict[int, str]
     missing: int
     todo: list[RunConfig]
+
+    @property
+    def spec(self) -> StudySpec:
+        """What is searched."""
+        return self.study.spec
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """The runs of all trials."""
+        return [run for trial in self.trials for run in trial.runs]
 
     @property
     def score(self) -> End:
@@ -197,17 +187,12 @@ class StudyResult:
     @property
     def record(self) -> StudyRecord:
         """The record for boards."""
-        splits = {run.select_split for run in self.runs}
-        trials: list[StudyTrial] = [
-            {
-                "point": dict(trial.point),
-                "kind": trial.kind,
-                "state": "completed" if trial.runs else "failed",
-                "score": self.scores[trial.key],
-                "runs": [run.run_id for run in trial.runs],
-            }
-            for trial in self.trials
-        ]
+        splits, trials = {run.select_split for run in self.runs}, list[StudyTrial]()
+        for trial in self.trials:
+            state, runs = "completed" if trial.runs else "failed", [run.run_id for run in trial.runs]
+            score = self.scores[trial.key]
+            point = dict(trial.point)
+            trials.append({"point": point, "kind": trial.kind, "state": state, "score": score, "runs": runs})
         edges = edges_of(self.spec.axes, [trial.point for trial in self.trials], self.best.point if self.best else {})
         return StudyRecord(
             name=self.spec.name,
@@ -220,6 +205,29 @@ class StudyResult:
             **self.spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
         )
 
-    def analyse(self) -> sensitivity.Sensitivity:
-        """How the result depends on the searched settings; `UserError` if no run has finished."""
-        return sensitivity.analyse(self.runs, list(self.spec.axes), self.spec.mode)
+
+def carry_out(studies: Sequence[Study], crew: Crew, *, progress: bool = True) -> bool:
+    """Tune the optimizers of a task with equal budgets, and run the winners; False if a signal asked to stop.
+
+    Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
+    """
+    views = dict[str, SweepProgress]()
+    while True:
+        results = results_of(studies)
+        todo = {f"study {result.study.name}": result.todo for result in results if result.todo}
+        configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
+        if not configs:
+            return True
+        check_places(configs)
+        phase = "tuning" if any(result.missing for result in results) else "fresh seeds"
+        label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
+        view = views.setdefault(phase, SweepProgress(label, studies[0].spec.mode, enabled=progress))
+        titles = {config.run_id: title for title, runs in todo.items() for config in runs}
+        try:
+            if not execute(configs, view, crew, plan=titles):
+                return False
+        except RunBroke as error:
+            if not error.runs:
+                raise
+            for study in studies:
+                study.failed |= error.runs

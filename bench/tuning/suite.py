@@ -1,8 +1,7 @@
 """Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Annotated, Any
 
@@ -10,17 +9,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.config.values import read_seeds, refuse_too_many, suite_file, suites
-from bench.errors import UserError, check_known
+from bench.errors import UserError
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.sweeps import sensitivity
 from bench.text import counted, duration, why_wrong
-from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.spec import StudySpec, make_spec, trials_of, tuning_seeds
-from bench.tuning.study import Study, StudyResult, common_trials
-from optimizers.plugins import slug
+from bench.tuning.study import Study, common_trials, results_of
 
 Settings = dict[str, Any]
 
@@ -45,7 +41,7 @@ class Tune(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    trials: int | None = None
+    trials: int | None = Field(default=None, ge=1)
     seeds: int | list[int] = 2
     sampler: Sampler | None = None
     total: int = 0
@@ -69,15 +65,12 @@ class Suite(BaseModel):
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task; `UserError` if a setting is unknown or illegal."""
-        tuning, fresh = (
-            seeds if isinstance(seeds, int) else f"{str(seeds)[1:-1]}," for seeds in (self.tune.seeds, self.seeds)
-        )
         return [
             make_spec(
                 {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
-                seeds=tuning_seeds(str(tuning)),
-                report_seeds=read_seeds(str(fresh), "--report_seeds", 5),
+                seeds=tuning_seeds(self.tune.seeds),
+                report_seeds=read_seeds(self.seeds, "--report_seeds", 5),
                 places=places,
             )
             for task, of_task in self.tasks.items()
@@ -85,42 +78,20 @@ class Suite(BaseModel):
         ]
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
-        """The studies of each task, before their winners run; `UserError` if budgets cannot be made equal."""
+        """The studies of each task, `UserError` if budgets cannot be made equal."""
         tasks: dict[str, list[Study]] = {}
         for spec in self.specs(places):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
-            tasks.setdefault(spec.task, []).append(Study(spec, trials, places, report=False))
+            tasks.setdefault(spec.task, []).append(Study(spec, trials, places))
         every = [study for studies in tasks.values() for study in studies]
         runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
         for studies in tasks.values():
-            fixed = [study for study in studies if not study.spec.design.ranges]
-            if fixed and (len(fixed) < len(studies) or len({study.trials for study in studies}) > 1):
-                why = "a list of values cannot be extended to the number of trials of the others"
-                raise UserError(f"{fixed[0].spec.opt}: {why}; give a range (LOW:HIGH), or lists of equal length to all")
-            total = 0 if fixed else common_trials(studies, self.tune.total)
+            total = common_trials(studies, self.tune.total)
             for study in studies:
                 study.total = total
                 study.spec.design.wanted(study.trials, total)  # raises if impossible
         return list(tasks.values())
-
-
-def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
-    """The parts of a suite with these tasks and optimizers (all if None); `UserError` if no part has them."""
-    check_known("task of the suite", tasks or (), {name: 0 for part in parts for name in part.tasks})
-    check_known("optimizer of the suite", opts or (), {name: 0 for part in parts for name in part.optimizers})
-
-    def some(settings: Named, names: Sequence[str] | None) -> Named:
-        return {name: value for name, value in settings.items() if names is None or name in names}
-
-    kept = [
-        part.model_copy(update={"tasks": some(part.tasks, tasks), "optimizers": some(part.optimizers, opts)})
-        for part in parts
-        if some(part.tasks, tasks) and some(part.optimizers, opts)
-    ]
-    if kept:
-        return kept
-    raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
 
 
 def load(name: str) -> list[Suite]:
@@ -141,66 +112,42 @@ def load(name: str) -> list[Suite]:
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {why_wrong(first['msg'])}") from None
 
 
-# -- the plan ---------------------------------------------------------------------------------------------------------
-
-
-def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
+def plan(todo: Iterable[Sequence[Study]], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
     """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker."""
     rows = []
-    for study in studies:
-        result, spec = study.result(), study.spec
-        trials, tried = max(len(result.trials) + result.missing, study.total), len(result.trials)
-        fresh = [] if result.missing else result.fresh
-        left = (trials - tried) * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
-        times = [run.wall_s for run in (*result.runs, *fresh)]
-        seconds = median(times) if times else measure(spec) if left else 0.0
-        row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, trials]}
-        rows.append(row | {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left, "seconds": seconds * left})
+    for studies in todo:
+        measured = None  # optimizers hardly differ
+        for result in results_of(studies):
+            spec, tried, fresh = result.spec, len(result.trials), [] if result.missing else result.fresh
+            left = result.missing * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
+            times = [run.wall_s for run in (*result.runs, *fresh)]
+            if left and not times and measured is None:
+                measured = measure(spec)
+            seconds = median(times) if times else measured or 0.0
+            row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, tried + result.missing]}
+            row |= {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left}
+            rows.append(row | {"seconds": seconds * left})
     return rows
 
 
-def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
-    """A function that estimates the seconds of a study's run by timing some steps, without its evaluation."""
-    with doing("importing torch"):
+def seconds_of_run(spec: StudySpec, places: Mapping[str, Any]) -> float:
+    """The seconds of a study's run without its evaluation, by timing some steps."""
+    with doing(f"timing a step of {spec.task}"):
         from bench.execute.choice import seconds_of, single_step
         from bench.train.runner import build
-        from bench.train.threads import set_threads
 
-    set_threads(threads)
-    known: dict[str, float] = {}  # optimizers hardly differ
-
-    def measure(spec: StudySpec) -> float:
-        key = f"{spec.task} {[setting for setting in spec.settings.items() if not setting[0].startswith('opt.')]}"
-        if key not in known:
-            config = spec.typical(places)
-            with doing(f"timing a step of {spec.task}"):
-                task, training = build(config)
-                micro_batches = math.ceil(training.batch_size / training.micro_batch_size)
-                known[key] = seconds_of(single_step(config, task)) * micro_batches * training.total_steps
-        return known[key]
-
-    return measure
+        config = spec.typical(places)
+        task, training = build(config)
+        micro_batches = math.ceil(training.batch_size / training.micro_batch_size)
+        return seconds_of(single_step(config, task)) * micro_batches * training.total_steps
 
 
 def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     """The plan for a terminal."""
     heads = ["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]
+    ratios = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row.values()][:-1] for row in rows]
     times = [row["seconds"] / workers for row in rows]
-    values = [list(row.values())[:-1] + [duration(time)] for row, time in zip(rows, times, strict=True)]
-    words = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row] for row in values]
     about = f"{sum(row['runs'] for row in rows)} runs to do, about {duration(sum(times))} with"
     about += f" {counted(workers, 'worker')} (less with lanes); more if the best point of a grid is at its edge"
-    return [*shown(Table.of(heads, words)), about]
-
-
-def write(out: Path, results: Sequence[StudyResult], command: str) -> list[Path]:
-    """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`."""
-    results = [result for result in results if result.best is not None]
-    paths = [tuned.write(out, result) for result in results]
-    for task in dict.fromkeys(result.spec.task for result in results):
-        of_task = [result for result in results if result.spec.task == task]
-        varied = dict.fromkeys(name for result in of_task for name in result.spec.axes)
-        runs = [run for result in of_task for run in result.runs]
-        together = sensitivity.analyse(runs, list(varied), of_task[0].spec.mode)
-        paths += sensitivity.write(out / slug(task), together, command)
-    return paths
+    cells = ([*ratio, duration(time)] for ratio, time in zip(ratios, times, strict=True))
+    return [*shown(Table.of(heads, cells)), about]
