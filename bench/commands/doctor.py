@@ -159,7 +159,7 @@ def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
         yield Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")
         return
     contents = Store(store).contents()
-    counts = Counter(blocks[0].runs[run_id].status for run_id, blocks in contents.blocks.items())
+    counts = Counter(block.runs[run_id].status for run_id, block in contents.blocks.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     yield Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}")
     fix = "copy it again from its source, or delete it and train again"
