@@ -85,8 +85,8 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
     at = folder / DONE if runs[0].finished else folder
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
-    for name, own in (tables or {}).items():
-        write_table(at / f"{name}.parquet", own)
+    for name, by_run in (tables or {}).items():
+        write_table(at / f"{name}.parquet", by_run)
     return folder
 
 
@@ -118,7 +118,7 @@ def _finish(writer: BlockWriter, results: list[RunResult]) -> None:
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
     """A study whose trials have the runs a, b, ...; the second one won."""
-    own = [
+    rows = [
         {
             "point": {"lr": 0.1 * (i + 1)},
             "kind": "design",
@@ -136,7 +136,7 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
         "axes": ["opt.lr"],
         "mode": "min",
         "sampler": "grid",
-        "trials": own,
+        "trials": rows,
         "winner": "b",
         "lr_at_boundary": False,
     }

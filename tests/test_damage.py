@@ -57,7 +57,7 @@ DAMAGED = {
     "a number for text": (changed(begun=5), "begun: it must be text"),
     "no date": (changed(begun="soon"), "begun: it must "),
     "negative steps": (changed(steps=-1), "steps: it must be greater than or equal to 0"),
-    "half a configuration": (changed(config={"task": "synthetic"}), "config: "),
+    "half a configuration": (changed(config={"task": "synthetic"}), "a: the settings of its configuration are task"),
     "an evaluation without step": (changed(validations=[{"loss": 0.5}]), "a: an evaluation lacks its step or seconds"),
     "another identity": (changed(identity={"task": "mnist"}), "a: run_id is not the hash of its identity"),
 }

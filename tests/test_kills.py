@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.store.store import Store
+from bench.store.block import blocks_in
 from tests.outcomes import leftovers, outcome
 from tests.programs import Program, nothing
 from tests.slow import SLOW
@@ -126,7 +126,7 @@ def test_two_that_want_the_same_runs_train_each_once(start, store: Path, whole, 
             assert "another process" in one_error(end, 2)
     assert outcome(store) == whole(kind)
     assert leftovers(store) == []
-    assert all(len(blocks) == 1 for blocks in Store(store).contents().blocks.values())
+    assert sorted(run_id for block in blocks_in(store) for run_id in block.runs) == sorted(outcome(store))
 
 
 @pytest.mark.deep
@@ -142,7 +142,7 @@ def test_two_sweeps_whose_grids_overlap_share_what_both_want(start, store: Path,
     assert found.keys() == expected.keys()
     assert {own[0]["status"] for own in found.values()} == {"completed"}
     assert leftovers(store) == []
-    assert all(len(blocks) == 1 for blocks in Store(store).contents().blocks.values())
+    assert sorted(run_id for block in blocks_in(store) for run_id in block.runs) == sorted(outcome(store))
 
 
 @pytest.mark.deep

@@ -16,7 +16,7 @@ import bench.train.runner
 from bench.config.run_config import RunConfig, on_device, resolve
 from bench.errors import RunBusy, UserError
 from bench.execute import Effort
-from bench.execute.blocks import Block, Choice, Job
+from bench.execute.blocks import Block, Choice
 from bench.execute.choice import Choices
 from bench.execute.cluster import Crew
 from bench.execute.execute import execute
@@ -46,9 +46,9 @@ def configs(store: Path, *, opt: str = "ngd", **words: Any) -> list[RunConfig]:
 
 def test_a_worker_refuses_other_code(here: Path) -> None:
     (here / "mine.py").write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
-    message = Message.of(Job(Block([configs(here / "runs", opt="mine.py:Mine")], lanes=True), "runs", None), "", None)
+    message = Message.of(Block([configs(here / "runs", opt="mine.py:Mine")], lanes=True), "", None)
     with pytest.raises(UserError, match=r"a worker has other code of synthetic or mine\.py:Mine; repeat the command"):
-        replace(message, run_ids=["mine-0"]).block()
+        replace(message, run_ids=["mine-0"]).moved()
 
 
 def test_an_interrupted_command_repeats_its_blocks(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_cluster_stores_the_same_results(cli, here: Path, monkeypatch: pytest.
     assert cli(*words, "--store", here / "alone").code == 0
     if not shared:
         message = Message.of
-        monkeypatch.setattr(Message, "of", lambda job, topic, token: message(job, topic, "elsewhere"))
+        monkeypatch.setattr(Message, "of", lambda block, topic, token: message(block, topic, "elsewhere"))
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         answer = cli(*words, "--cluster", cluster.scheduler_address)
     assert answer.code == 0, answer.err

@@ -97,7 +97,6 @@ def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     assert f"continue with: bench fit --resume {killed.run_id} --store {store}\n" in answer.out
     assert (killed.status, killed.steps, killed.final, killed.best) == ("killed", 100, None, None)
     assert Store(store).last_checkpoint([killed.run_id])
-    assert [row[0] for row in read_curve(store / killed.run_id)] == list(range(1, 101))
     assert signal.getsignal(number) == before
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import bench.store.block
-import bench.store.writer
 from bench.errors import RunBusy, RunFailed
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
@@ -168,30 +166,6 @@ def test_a_run_in_a_block_of_several_is_not_trained_again(kept: Store, cli: Cli)
 # -- blocks in training -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("while_reading", [False, True], ids=["before it is read", "while it is read"])
-@pytest.mark.parametrize("last", [2, 6])
-def test_a_block_that_ends_after_a_look_at_it_reads_as_its_results(
-    kept: Store, monkeypatch: pytest.MonkeyPatch, last: int, while_reading: bool
-) -> None:
-    writer = kept.begin(begun())
-    train(writer, last=last)
-    writer.flush()
-    blocks, read = kept.find_all(IDS), bench.store.block.read_parts
-    finish = [lambda: (train(writer, first=last), writer.end(results()))]
-
-    def read_parts(*args: Any, **named: Any) -> Any:
-        if finish:
-            finish.pop()()
-        return read(*args, **named)
-
-    if while_reading:
-        monkeypatch.setattr(bench.store.block, "read_parts", read_parts)
-    else:
-        finish.pop()()
-    for run_id in IDS:
-        np.testing.assert_equal(blocks[run_id].tables(run_id), expected(run_id))
-
-
 def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None:
     writer = kept.begin(begun())
     train(writer, last=2)
@@ -200,11 +174,10 @@ def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None
     assert (block.folder, list(block.runs), block.busy) == (writer.folder, IDS, True)
     assert {run.status for run in kept.runs()} == {"running"}
     assert kept.finished_all(IDS) == {}
-    assert kept.tables("b")["curve"]["step"].tolist() == [1, 2]
     kill(writer)
     assert {(run.status, run.steps) for run in kept.runs()} == {("killed", 2)}
     shutil.rmtree(writer.folder)
-    assert block.tables("a") == {}
+    assert [*kept.runs()] == []
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])

@@ -162,7 +162,7 @@ class BlockMachine(RuleBasedStateMachine):
         """Readers see whole results, or runs that can be resumed; never damage."""
         contents = self.store.contents()
         assert contents.damaged == []
-        runs = [block.runs[run_id] for run_id, (block, *_) in contents.blocks.items()]
+        runs = [block.runs[run_id] for run_id, block in contents.blocks.items()]
         if self.final is None:
             assert {run.status for run in runs} <= {"killed", "failed"}
         else:

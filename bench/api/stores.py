@@ -97,8 +97,8 @@ def merge(*folders: p.Place) -> Answer:
         remark("warning", f"{run_id} has another result in {destination}; that one is kept")
     for text in dict.fromkeys(merged.notes):
         remark("note", text)
-    counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
+    counts = {"copied": merged.copied, "there": merged.existing, "skipped": merged.skipped, **merged.records}
     data = {"dest": destination, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]}
     records = [f"{counted(n, 'record')} of {what}" for what, n in merged.records.items() if n]
-    line = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
+    line = f"{counted(merged.copied, 'run')} copied, {merged.existing} already there, {merged.skipped} skipped"
     return Answer(data, [line + f"; {' and '.join(records)} copied" * bool(records)], int(bool(merged.damaged)))

@@ -66,7 +66,7 @@ def verify(
     stores = Stores([path])
     code = warn_of(stores)
     if stores.runs:
-        stores.refuse_unknown(tasks, opts, stores.runs)
+        stores.refuse_unknown(tasks, opts)
     ended = ("completed", "diverged")
     candidates = [run for run in stores.runs if run.status in ended and run.is_of(tasks, opts)]
     if not candidates:

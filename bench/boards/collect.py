@@ -353,7 +353,7 @@ def collect(
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     by_id = {run.run_id: run for run in stores.runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
-    stores.refuse_unknown(tasks, opts, stores.runs)
+    stores.refuse_unknown(tasks, opts)
     tasks = tasks and sorted({bare(run.config["task"]) for run in stores.runs if run.names["task"] & {*tasks}})
     read = opts and {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
 

@@ -26,7 +26,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 def selected(stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str]) -> list[RunResult]:
     """The runs with these names and statuses (none: all), the newest first."""
-    stores.refuse_unknown(tasks, opts, stores.runs)
+    stores.refuse_unknown(tasks, opts)
     runs = [run for run in stores.runs if not statuses or run.status in statuses]
     runs = [run for run in runs if run.is_of(tasks, opts)] if tasks or opts else runs
     return sorted(runs, key=lambda run: (run.begun, run.run_id), reverse=True)

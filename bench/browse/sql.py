@@ -3,7 +3,7 @@
 `runs` has one row per run, from its record. `settings` is its configuration in dotted form as JSON, so that
 `(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too. `study` names the study of a
 trial, `begun` is the start in UTC, and `plan` the purpose. `evaluations` has the values on the selection split during
-training. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads from their files only what a query
+training. `curves` and `measurements` have the rows of finished runs; DuckDB reads from their files only what a query
 needs. `trials` has one row per trial of recorded studies, in the order of the design. Missing and non-finite values are
 NULL.
 
@@ -14,7 +14,6 @@ import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.config.run_config import settings_of
@@ -22,9 +21,10 @@ from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
 from bench.run_summary import planned_study
+from bench.store.block import DONE
 from bench.store.files import Damaged, is_there
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS, as_arrow
+from bench.store.tables import CURVE_FIELDS
 from bench.text import clean, plain, strict_json
 
 if TYPE_CHECKING:
@@ -176,39 +176,29 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
     """Create a view that reads the blocks' tables lazily; it notes damaged ones."""
     import pyarrow as pa
 
-    finished, growing, sound = [], [], dict[Path, bool]()
+    finished, sound = [], dict[str, bool]()
     for run_id, block in stores.blocks.items():
-        place = block.at / f"{_FILES[name]}.parquet"
-        try:
-            if not block.done and (columns := block.tables(run_id).get(_FILES[name])):
-                growing.append(as_arrow(run_id, columns))
-            elif block.done and place not in sound:
-                sound[place] = False
+        folder, place = str(block.folder), block.folder / DONE / f"{_FILES[name]}.parquet"
+        if folder not in sound and block.done:
+            try:
                 block.tables(next(iter(block.runs)))
-                sound[place] = is_there(place)
-        except Damaged as error:
-            damaged[f"{block.folder}" if block.done else f"{block.folder}/{run_id}"] = error
-        if sound.get(place):
+                sound[folder] = is_there(place)
+            except Damaged as error:
+                sound[folder], damaged[folder] = False, error
+        if sound.get(folder):
             finished.append((run_id, str(place)))
-    parts = []
-    if finished:  # some of a block's runs may be read from other blocks
-        run_ids, paths = zip(*finished, strict=True)
-        _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
-        columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
-        quoted = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
-        by_name = name == "measurements"  # opens all files beforehand, so only if columns may differ
-        options = f"filename = true, hive_partitioning = false, union_by_name = {by_name}"
-        those = f"semi join parts.finished_{name} using (run_id, filename)"
-        parts.append(f"select {columns} from read_parquet([{quoted}], {options}) {those}")
-    if growing:
-        _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
-        parts.append(f"from parts.growing_{name}")
-    if not parts:
+    if not finished:
         _load(con, name, [])
         return
+    run_ids, paths = zip(*finished, strict=True)  # some of a block's runs may be read from other blocks
+    _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+    quoted = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
+    by_name = name == "measurements"  # opens all files beforehand, so only if columns may differ
+    options = f"filename = true, hive_partitioning = false, union_by_name = {by_name}"
+    those = f"semi join parts.finished_{name} using (run_id, filename)"
     first = ", ".join(VIEWS[name])
-    rest = f", * exclude ({first})" * (name == "measurements")
-    con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
+    rest = f", * exclude ({first}, filename)" * by_name
+    con.execute(f"create view {name} as select {first}{rest} from read_parquet([{quoted}], {options}) {those}")
 
 
 def _keep(con: "DuckDBPyConnection", name: str, rows: Any, columns: str = "*") -> None:

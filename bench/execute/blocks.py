@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.config.checks import check, check_early
 from bench.config.run_config import RunConfig
@@ -30,6 +30,8 @@ class Block:
     grid: Sequence[Sequence[RunConfig]]  # a row shares task, seed and data seed
     lanes: bool
     width: int | None = None  # the measured maximum of lanes, for the record, if it divides the group
+    plan: str = "runs"  # the purpose (`RunResult.plan`)
+    tuned_by: TunedBy | None = None  # the study that found the hyperparameters
 
     @cached_property
     def runs(self) -> dict[str, RunConfig]:
@@ -40,14 +42,6 @@ class Block:
     def first(self) -> RunConfig:
         """The first configuration."""
         return self.grid[0][0]
-
-
-class Job(NamedTuple):
-    """A block to be trained, its purpose (`RunResult.plan`) and the study that found its hyperparameters."""
-
-    block: Block
-    plan: str
-    tuned_by: TunedBy | None
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:

@@ -17,7 +17,6 @@ from bench.execute.blocks import ONE_BY_ONE, Choice, rectangles
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import make_lanes
 from bench.progress import doing
-from bench.train.memory import ran_out
 from bench.train.runner import build
 from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
@@ -72,7 +71,7 @@ class Choices:
 
     def _measure(self, group: Sequence[RunConfig], name: str, alone: float, ahead: float) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
-        costs: dict[int, float] = {}
+        costs, failure = dict[int, float](), ""
         for width in (w for w in _WIDTHS if w < 4 * len(group)):
             grid = max(rectangles(group, min(width, len(group))), key=lambda rows: sum(map(len, rows)))
             count = sum(map(len, grid))
@@ -83,13 +82,9 @@ class Choices:
                 del lanes
             except UserError:
                 raise
-            except BROKEN as error:
-                if ran_out(error):
-                    break
-                if self.effort.engine == "lanes":
-                    raise
-                self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
-                return ONE_BY_ONE
+            except BROKEN as error:  # also for lack of memory
+                failure = first_line(error)
+                break
             gc.collect()  # lanes and their optimizers form reference cycles
             if self.stop.signal is not None:
                 return ONE_BY_ONE
@@ -98,14 +93,17 @@ class Choices:
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
         # Of widths with about the same cost, use the smallest: it suffers less from other processes in the caches.
-        best = min(costs.values(), default=inf)
-        width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
+        if not costs:
+            self.say(f"{name}: runs one by one, since lanes break here ({failure})")
+            return Choice(lanes=self.effort.engine == "lanes", width=1)
+        best = min(costs.values())
+        width = next(w for w in sorted(costs) if costs[w] <= 1.15 * best)
         if self.effort.engine == "lanes" or (width > 1 and best < LANES_GAIN * alone):
             times = f"a step of one takes {1e6 * best:,.0f} us, {1e6 * alone:,.0f} us in a plain loop"
             self.say(f"{name}: {width} lanes at once; {times}")
             return Choice(lanes=True, width=width)
         why = f"a step in lanes takes at best {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
-        self.say(f"{name}: runs one by one, since {why if costs else 'memory is short'}")
+        self.say(f"{name}: runs one by one, since {why}")
         return ONE_BY_ONE
 
 

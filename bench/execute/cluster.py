@@ -19,7 +19,7 @@ from bench import process
 from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
-from bench.execute.blocks import Block, Choice, Job
+from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
 from bench.store.block import Lock
 from bench.store.files import making, remove, replacing
@@ -211,20 +211,20 @@ class Crew(AbstractContextManager["Crew"]):
         return choice
 
     def train(
-        self, jobs: Iterator[Job], stop: StopRequest, progress: SweepProgress
+        self, blocks: Iterator[Block], stop: StopRequest, progress: SweepProgress
     ) -> Iterator[tuple[Block, Callable[[], bool]]]:
         """Blocks with functions that train them, or that return how workers have ended (`bench.execute.here.train`)."""
         if self.is_here:
             from bench.execute import here
 
-            for block, *about in jobs:
-                yield block, partial(here.train, block, stop, progress, *about)
+            for block in blocks:
+                yield block, partial(here.train, block, stop, progress)
             return
         token = f".{self._topic}" if self.cluster else None
         while True:
-            while len(self._running) < self.shares and (job := next(jobs, None)) is not None:
-                future = self._client.submit(worker.train, worker.Message.of(job, self._topic, token), pure=False)
-                self._running[future.key] = job.block
+            while len(self._running) < self.shares and (block := next(blocks, None)) is not None:
+                future = self._client.submit(worker.train, worker.Message.of(block, self._topic, token), pure=False)
+                self._running[future.key] = block
                 future.add_done_callback(self._ended.put)
             if (end := next(self._ends(lambda: stop.signal is not None), None)) is None:
                 return

@@ -3,14 +3,14 @@
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import RunBroke, RunBusy, RunFailed
-from bench.execute.blocks import Block, Choice, Job, block_key, check_all, cut, rectangles, stored_choice
+from bench.execute.blocks import Block, Choice, block_key, check_all, cut, rectangles, stored_choice
 from bench.execute.cluster import Crew, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.store import Store
@@ -136,15 +136,16 @@ class _Work:
     def _train(self, todo: deque[Block]) -> bool:
         """Train blocks, in this process or by workers; False if a signal asked to stop."""
 
-        def jobs() -> Iterator[Job]:
+        def free() -> Iterator[Block]:
             while todo and self.stop.signal is None:
                 block = todo.popleft()
                 if not self._busy(block.runs):  # else they are looked at again later
                     first = block.first
-                    yield Job(block, self.plans[first.run_id], self.sources.get((first.task, first.opt)))
+                    source = self.sources.get((first.task, first.opt))
+                    yield replace(block, plan=self.plans[first.run_id], tuned_by=source)
 
         done = True
-        for block, train in self.crew.train(jobs(), self.stop, self.progress):
+        for block, train in self.crew.train(free(), self.stop, self.progress):
             try:
                 if train():
                     self._forget(block.runs)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.config.run_config import RunConfig, settings_of
-from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, first_line
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
@@ -25,16 +24,17 @@ from bench.train.runner import run
 from bench.train.stop import StopRequest
 
 
-def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, tuned_by: TunedBy | None) -> bool:
-    """Train a block for a purpose (`RunResult.plan`); False if a signal asked to stop.
+def train(block: Block, stop: StopRequest, progress: SweepProgress) -> bool:
+    """Train a block; False if a signal asked to stop.
 
     RunBusy if another process trains some of the runs, RunBroke if it failed, MemoryError if lanes need more memory
     than available; other errors end the command.
     """
     keep_freed_memory()
+    about: dict[str, Any] = {"plan": block.plan, "tuned_by": block.tuned_by}
     if block.lanes:
         try:
-            return train_block(block.grid, stop, progress, plan=plan, tuned_by=tuned_by, width=block.width) is not None
+            return train_block(block.grid, stop, progress, width=block.width, **about) is not None
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
@@ -47,7 +47,7 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
         if config.trainer.ranks > 1:
             result = _run_apart(config, stop)
         else:
-            result = run(config, progress=shown.bar, stop=stop, plan=plan, tuned_by=tuned_by)
+            result = run(config, progress=shown.bar, stop=stop, **about)
     except RunBroke:
         shown.end()
         raise

@@ -20,7 +20,7 @@ from bench.config.plugins import adopt, packed
 from bench.config.run_config import on_device
 from bench.config.values import place
 from bench.errors import UserError
-from bench.execute.blocks import Block, Job
+from bench.execute.blocks import Block
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
 from bench.train.stop import StopRequest
@@ -52,7 +52,7 @@ def ask_to_stop(topic: str) -> None:
 class Message:
     """What a worker needs to train a block."""
 
-    job: Job
+    block: Block
     run_ids: Sequence[str]
     topic: str  # of the command's events
     token: str | None  # a file in the command's store; None if the worker is on the same machine
@@ -60,14 +60,14 @@ class Message:
     session: str  # `bench.config.plugins.packed`
 
     @classmethod
-    def of(cls, job: Job, topic: str, token: str | None) -> "Message":
-        """The message of a command about a job."""
-        return cls(job, [*job.block.runs], topic, token, Path.cwd(), packed())
+    def of(cls, block: Block, topic: str, token: str | None) -> "Message":
+        """The message of a command about a block."""
+        return cls(block, [*block.runs], topic, token, Path.cwd(), packed())
 
-    def block(self, **places: Path) -> Block:
+    def moved(self, **places: Path) -> Block:
         """The block with the worker's places; UserError if its code of a task or an optimizer is not the command's."""
-        grid = [[on_device(run.model_copy(update=places)) for run in row] for row in self.job.block.grid]
-        block = replace(self.job.block, grid=grid)
+        grid = [[on_device(run.model_copy(update=places)) for run in row] for row in self.block.grid]
+        block = replace(self.block, grid=grid)
         if [*block.runs] != self.run_ids:
             raise UserError(f"a worker has other code of {block.first.task} or {block.first.opt}; repeat the command")
         return block
@@ -79,7 +79,7 @@ def train(message: Message) -> tuple[bool, dict[str, dict[str, bytes]]]:
     Returns whether it has ended, or else was asked to stop; and, if this machine does not have the command's store,
     the files of finished blocks, by block and name.
     """
-    job, topic, first, stop = message.job, message.topic, message.job.block.first, StopRequest()
+    topic, first, stop = message.topic, message.block.first, StopRequest()
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
         adopt(message.session)
@@ -95,8 +95,8 @@ def train(message: Message) -> tuple[bool, dict[str, dict[str, bytes]]]:
             ):
                 with doing("importing torch"):
                     from bench.execute import here
-                block = message.block(store=Path(store), data=first.data if first.data.exists() else place("data"))
-                ended = here.train(block, stop, progress, job.plan, job.tuned_by)
+                block = message.moved(store=Path(store), data=first.data if first.data.exists() else place("data"))
+                ended = here.train(block, stop, progress)
                 for path in Path(store).glob(f"*/{DONE}/*") if ended and not shared else ():
                     files.setdefault(path.parents[1].name, {})[path.name] = path.read_bytes()
                 return ended, files

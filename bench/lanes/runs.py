@@ -145,9 +145,8 @@ def train_block(
 
 def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    for run_id, blocks in store.contents(config.run_id for config in configs).blocks.items():
-        others = [block for block in blocks if writer is None or block.folder != writer.folder]
-        if any(block.busy or block.runs[run_id].finished for block in others):
+    for block in store.find_all(config.run_id for config in configs).values():
+        if (writer is None or block.folder != writer.folder) and (block.busy or block.done):
             raise RunBusy("another process is training some of these runs, or has just finished them")
 
 

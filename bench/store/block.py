@@ -24,7 +24,7 @@ from pathlib import Path
 from bench.errors import RunBusy, UserError
 from bench.store.files import Damaged, is_there, read_bytes
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import TABLES, Columns, parts_in, read_finished, read_parts
+from bench.store.tables import TABLES, Columns, parts_in, read_finished
 
 PREFIX = "block-"
 RUNS, DONE, LOCK, CHECKPOINT = "runs.jsonl", "done", "lock", "last.ckpt"
@@ -122,33 +122,20 @@ class Block:
     done: bool = False  # whether it has results
     busy: bool = False  # whether a process trains it now
 
-    @property
-    def at(self) -> Path:
-        """The folder with its records and tables."""
-        return self.folder / DONE if self.done else self.folder
-
     def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
-        """A run's tables by name, also if the block has finished since it was read; `Damaged` if one is not whole.
+        """The tables of a finished run by name, none for others; `Damaged` if one is not whole.
 
-        Of finished blocks, only the columns whose names match the regular expression are read, and `step`.
+        Only the columns whose names match the regular expression are read, and `step`.
         """
-        if self.done:
-            paths = [path for name in TABLES if is_there(path := self.at / f"{name}.parquet")]
-            tables = {path.stem: read_finished(path, wanted, *_version(path)).get(run_id, {}) for path in paths}
-            steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
-            if rows != steps and not self.runs[run_id].thinned:
-                raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {steps} steps")
-            return {name: columns for name, columns in tables.items() if columns}
-        parts, damage = dict[str, dict[str, Columns]](), None
-        try:
-            parts = read_parts(self.folder, wanted=wanted)
-        except (Damaged, FileNotFoundError) as error:  # or a part has just been removed
-            damage = error
-        if is_there(self.folder / DONE / RUNS) and (block := read_block(self.folder)):
-            return block.tables(run_id, wanted)
-        if isinstance(damage, Damaged):
-            raise damage
-        return {name: runs[run_id] for name, runs in parts.items() if run_id in runs}
+        if not self.done:
+            return {}
+        paths = [path for name in TABLES if is_there(path := self.folder / DONE / f"{name}.parquet")]
+        tables = {path.stem: read_finished(path, wanted, *_version(path)).get(run_id, {}) for path in paths}
+        steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
+        if rows != steps and not self.runs[run_id].thinned:
+            why = f"it has {rows} rows of {run_id}, which took {steps} steps"
+            raise Damaged(self.folder / DONE / "curve.parquet", why)
+        return {name: columns for name, columns in tables.items() if columns}
 
 
 def _version(path: Path) -> tuple[int, ...]:

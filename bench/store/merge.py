@@ -24,7 +24,7 @@ class Merged:
     """Result of a merge: how many runs were copied, existed already, or were skipped."""
 
     copied: int = 0
-    there: int = 0
+    existing: int = 0
     skipped: int = 0
     # How many records of studies and of `bench check` were copied, by folder.
     records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))
@@ -48,7 +48,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
                 merged.notes.append(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
                 merged.skipped += 1
             elif run_id in present:
-                merged.there += 1
+                merged.existing += 1
                 merged.differing += [run_id] * (block.runs[run_id].outcome != present[run_id].outcome)
             else:
                 new.setdefault(block.folder, []).append(run_id)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, GetPydanticSchema, StringConstraints, with_config
-from typing_extensions import TypedDict
+from pydantic import ConfigDict, Field, GetPydanticSchema, StringConstraints
 
-from bench.config.run_config import id_of
+from bench.config.run_config import RunConfig, id_of
 from bench.store.files import Damaged, parse
 from bench.text import is_number
 from optimizers.plugins import bare
@@ -40,27 +39,13 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-@with_config(ConfigDict(extra="forbid"))
-class _Config(TypedDict):
-    """A resolved configuration without machine-specific paths (`bench.config.run_config.RunConfig`)."""
-
-    task: Name
-    task_options: Json
-    opt: Name
-    opt_options: Json
-    trainer: Json
-    seed: Count
-    data_seed: Count
-    precision: Name
-    device: Name
-
-
 def _checked(kind: Any) -> GetPydanticSchema:
     """Validation by a narrower type than readers need."""
     return GetPydanticSchema(lambda _, handler: handler(kind))
 
 
-Config = Annotated[Json, _checked(_Config)]
+Config = Annotated[Json, _checked(dict[str, Json | Name | Count])]
+_SETTINGS = RunConfig.model_fields.keys() - {"data", "store", "logger"}
 Facts = Annotated[Json, _checked(dict[str, str | Number | None])]
 Row = Annotated[Json, _checked(dict[str, Number])]
 Metrics = Annotated[dict[str, Json], _checked(dict[str, dict[str, float | dict[str, float]]])]
@@ -198,6 +183,8 @@ class RunResult:
 def parse_record(text: bytes, path: Path) -> RunResult:
     """A line as the record of a run; `Damaged` if it is invalid, or its id is not the hash of its identity."""
     run = parse(text, RunResult, path)
+    if run.config.keys() != _SETTINGS:
+        raise Damaged(path, f"{run.run_id}: the settings of its configuration are {', '.join(run.config)[:200]}")
     if not all({"step", "train_s"} <= row.keys() for row in run.validations):
         raise Damaged(path, f"{run.run_id}: an evaluation lacks its step or seconds")
     if run.identity and id_of(run.config["task"], run.config["opt"], run.identity) != run.run_id:

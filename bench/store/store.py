@@ -18,26 +18,29 @@ from bench.store.writer import BlockWriter
 
 
 class Contents(NamedTuple):
-    """The content of stores: by run id, the blocks that contain the run, the best first; and unreadable parts."""
+    """The content of stores: blocks by the ids of their runs; unreadable parts; runs with several results."""
 
-    blocks: dict[str, list[Block]]
+    blocks: dict[str, Block]
     damaged: list[Damaged]
+    conflicts: list[str]
 
 
 def read(folders: Iterable[Path], run_ids: Iterable[str] | None = None) -> Contents:
     """The content of stores, or the part of it with these runs, read once.
 
-    A finished block is better than one in training, which is better than others; then one of the run alone.
+    Of several blocks with a run, a finished one is read, else one in training; of equal ones, that of the run alone,
+    else the first.
     """
-    chosen, contents = None if run_ids is None else {*run_ids}, Contents({}, [])
+    chosen, contents = None if run_ids is None else {*run_ids}, Contents({}, [], [])
     for block in (block for folder in folders for block in blocks_in(folder, chosen)):
         if isinstance(block, Damaged):
             contents.damaged.append(block)
-        else:
-            for run_id in block.runs if chosen is None else block.runs.keys() & chosen:
-                contents.blocks.setdefault(run_id, []).append(block)
-    for run_id, blocks in contents.blocks.items():
-        blocks.sort(key=lambda block: (not block.done, not block.busy, block.folder.name != run_id))
+            continue
+        for run_id in block.runs if chosen is None else block.runs.keys() & chosen:
+            other = contents.blocks.setdefault(run_id, block)
+            if other.done and block.done and other.runs[run_id].outcome != block.runs[run_id].outcome:
+                contents.conflicts.append(run_id)
+            contents.blocks[run_id] = max(other, block, key=lambda b: (b.done, b.busy, b.folder.name == run_id))
     return contents
 
 
@@ -49,8 +52,7 @@ class Store:
 
     def runs(self) -> Iterator[RunResult]:
         """All readable runs, by name."""
-        for run_id, (block, *_) in sorted(self.contents().blocks.items()):
-            yield block.runs[run_id]
+        yield from (block.runs[run_id] for run_id, block in sorted(self.contents().blocks.items()))
 
     def contents(self, run_ids: Iterable[str] | None = None) -> Contents:
         """See `read`."""
@@ -58,7 +60,7 @@ class Store:
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
         """The blocks from which runs are read, by run id, without missing ones."""
-        return {run_id: blocks[0] for run_id, blocks in self.contents(run_ids).blocks.items()}
+        return self.contents(run_ids).blocks
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
         """The stored and finished runs, by id."""

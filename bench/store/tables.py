@@ -41,10 +41,10 @@ def with_last(table: Columns, step: int, values: Mapping[str, float]) -> Columns
     return {name: np.append(column, {"step": step, **values}[name]) for name, column in table.items()}
 
 
-def read_parts(folder: Path, until: float = math.inf, wanted: str = ".*") -> dict[str, dict[str, Columns]]:
+def read_parts(folder: Path, until: float = math.inf) -> dict[str, dict[str, Columns]]:
     """The tables of a block in training by name and run, from its parts up to this step; errors as for `read_table`."""
     paths = {name: [path for step, path in parts_in(folder, name) if step <= until] for name in TABLES}
-    return {name: read_table(parts, wanted) for name, parts in paths.items() if parts}
+    return {name: read_table(parts) for name, parts in paths.items() if parts}
 
 
 def as_arrow(run_id: str, columns: Mapping[str, Any]) -> "pa.Table":

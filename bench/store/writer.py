@@ -36,7 +36,7 @@ class BlockWriter:
         with making(store):
             self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
         self.close = self._lock.release
-        self._step = self._written = resume
+        self._step = resume
         self._rows = dict[str, dict[str, list[Any]]]()  # since the last `flush`: by table and column, in pieces
         try:
             with disk_errors(store):
@@ -85,11 +85,10 @@ class BlockWriter:
     def flush(self) -> None:
         """Write the rows since the last call to disk, before a checkpoint that relies on them."""
         self._refuse_if_gone()
-        if self._step > self._written:
+        if "curve" in self._rows:
             with disk_errors(self.store):
                 for table, runs in self._unwritten().items():
                     write_table(self.folder / f"part-{self._step:012}.{table}.parquet", runs)
-            self._written = self._step
             self._rows.clear()
 
     def end(self, results: Sequence[RunResult], measured: Sequence[Mapping[str, float]] = ()) -> None:
@@ -99,13 +98,15 @@ class BlockWriter:
         """
         self._refuse_if_gone()
         try:
-            parts = [read_parts(self.folder), self._unwritten()]
+            if has_parts := bool(parts_in(self.folder)):
+                self.flush()
+            tables = read_parts(self.folder) if has_parts else self._unwritten()
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
-        runs = [(result, _joined(parts, result)) for result in results]
-        for (result, tables), values in zip(runs, measured, strict=False):
+        runs = [(result, _tables_of(result, tables)) for result in results]
+        for (result, of_run), values in zip(runs, measured, strict=False):
             if values:
-                tables["measurements"] = with_last(tables["measurements"], result.steps, values)
+                of_run["measurements"] = with_last(of_run["measurements"], result.steps, values)
         with disk_errors(self.store), new_results(self.folder) as out:
             write_block(out, runs)
             self._refuse_if_gone()
@@ -160,18 +161,15 @@ def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
         remove(path)
 
 
-def _joined(parts: Sequence[Mapping[str, Mapping[str, Columns]]], result: RunResult) -> dict[str, Columns]:
-    """The tables of a run, from consecutive parts, up to its last step; RunFailed if rows are missing."""
-    import numpy as np
-
-    tables = dict[str, Columns]()
-    for name in TABLES:
-        if pieces := [part[name][result.run_id] for part in parts if name in part]:
-            columns = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
-            tables[name] = {key: column[columns["step"] <= result.steps] for key, column in columns.items()}
-    if not result.thinned and result.steps and ("curve" not in tables or len(tables["curve"]["step"]) < result.steps):
+def _tables_of(result: RunResult, tables: Mapping[str, Mapping[str, Columns]]) -> dict[str, Columns]:
+    """The tables of a run up to its last step; RunFailed if rows are missing."""
+    of_run = {name: runs[result.run_id] for name, runs in tables.items()}
+    if not result.thinned and result.steps > len(of_run.get("curve", {}).get("step", ())):
         raise RunFailed(f"rows of {result.run_id} were lost during the run; train it again with --rerun")
-    return tables
+    return {
+        name: {column: values[columns["step"] <= result.steps] for column, values in columns.items()}
+        for name, columns in of_run.items()
+    }
 
 
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:
