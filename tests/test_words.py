@@ -176,7 +176,7 @@ RUN = "--task synthetic --opt sgd"
     [
         "list runs", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
         "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory",
-        f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
+        f"compare {RUN}", f"fit {RUN}", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:

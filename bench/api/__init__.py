@@ -17,7 +17,7 @@ from bench.api.source import name_of
 from bench.api.stores import load, merge, sql
 from bench.config.values import read_seeds
 from bench.errors import UserError
-from bench.output import Answer, Shown
+from bench.output import Answer
 
 if TYPE_CHECKING:
     from bench.api.results import Comparison, Study, Sweep
@@ -43,20 +43,18 @@ def fit(
     seed: int | None = None,
     seeds: p.Seeds | None = None,
     tuned: bool = False,
-    resume: str | None = None,
     rerun: bool = False,
     logger: str | None = None,
     **more: Unpack[p.Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
-    A stored run is returned at once.
+    A stored run is returned at once, and an interrupted one continues (on CPUs bit for bit).
 
     Args:
         seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
-        seeds: one run per seed, and their mean: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
+        seeds: one run per seed: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
-        resume: continue this interrupted run (on CPUs bit for bit).
         rerun: train again even if the result is stored.
 
     Raises:
@@ -67,7 +65,7 @@ def fit(
     from bench.api import fitting
 
     call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
-    return fitting.fit(call, seeds, tuned=tuned, resume=resume, rerun=rerun)
+    return fitting.fit(call, seeds, tuned=tuned, rerun=rerun)
 
 
 @public
@@ -245,7 +243,7 @@ def reproduce(
     device: str = "auto",
     settings: p.Settings | None = None,
     **more: Unpack[p.Executing],
-) -> Shown:
+) -> Answer:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 
     Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. A claim holds, fails or is

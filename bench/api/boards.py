@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
@@ -16,7 +17,6 @@ from bench.text import cell
 if TYPE_CHECKING:
     import altair as alt
 
-    from bench.api.results import Table
     from bench.boards.collect import Collected
     from bench.results.table import Board
     from bench.store.stores import Stores
@@ -82,7 +82,7 @@ def leaderboard(
     out: p.Place | None = None,
     target: float | None = None,
     **choice: Unpack[p.Choice],
-) -> "Table | Answer":
+) -> Answer:
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
     Exit code 1: a run could not be read.
@@ -96,7 +96,7 @@ def leaderboard(
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
     """
-    from bench.results.render import FORMATS, written
+    from bench.results.render import FORMATS, as_json, written
 
     file, requested = path_of(out), names("board", board)
     kind = format or ("table" if file is None else format_of(file, FORMATS))
@@ -111,7 +111,6 @@ def leaderboard(
         if file is not None:
             write(file, "\n".join(text))
         return Answer(rows, [] if file is not None else text, code)
-    from bench.api.results import Table
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
     from bench.boards.matrix import summary
@@ -121,11 +120,16 @@ def leaderboard(
     code, left_out = chosen.warn()
     if not chosen.entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    notes = tuple(dict.fromkeys(text for texts in left_out.values() for text in texts))
     if file is not None:
         write(file, written(boards, kind, file))
-        return Table(boards, notes, kind, code, "")
-    return Table(boards, notes, kind, code, summary(chosen.entries) if requested is None and kind == "table" else None)
+
+    def lines() -> list[str]:
+        if file is not None:
+            return []
+        return [summary(chosen.entries) if requested is None and kind == "table" else written(boards, kind, None)]
+
+    notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
+    return Answer(partial(as_json, boards), lines, code, boards, [*notes])
 
 
 def _foreign(chosen: Chosen, name: str) -> "Board":

@@ -10,18 +10,18 @@ from bench.progress import doing
 
 if TYPE_CHECKING:
     from bench.api.calls import Call
-    from bench.api.results import Table
 
 
-def claims(paper: str | None, out: Path | None) -> "Table":
+def claims(paper: str | None, out: Path | None) -> Answer:
     """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
-    from bench.api.results import Table
     from bench.papers.shipped import board, read
+    from bench.results.render import as_json, written
 
-    table = Table([board(read(RESULTS, paper))])
+    boards = [board(read(RESULTS, paper))]
+    answer = Answer(as_json(boards), [written(boards, "table", None)], boards=boards)
     if out is not None:
-        table.write(out)
-    return table
+        answer.write(out)
+    return answer
 
 
 RESULTS = Path(__file__).parents[2] / "results"
