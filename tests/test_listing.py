@@ -185,7 +185,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     attempt.checkpoint.write_bytes(b"")
     attempt.leave([record("a", status="killed", reason="stopped by SIGTERM at step 3", final=None, best=None)])
     out = cli("show", "a").out
-    assert re.search(rf"continue it\b.*bench fit --task .* --store {store}\n", out)
+    assert re.search(rf"continue it[^\n]*\n? *bench fit --task .* --store {store}\n", out)
     assert "notes:\n  stopped by SIGTERM at step 3\n" in out
 
 

@@ -37,7 +37,7 @@ class Sweep(Answer):
         from bench.sweeps import sensitivity as analysis
 
         self.runs, self.sensitivity, self.paths, self.failed = runs, sensitivity, paths, failed
-        folder, store = paths[0].parent if paths else None, runs[0].store
+        folder, store = paths[0].parent if paths else None, runs[0].store if runs else None
         data = {**analysis.as_json(sensitivity), "store": store, "out": folder}
         written_to = f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {store}"
         lines = [*analysis.lines(sensitivity), *[written_to] * bool(paths)]
