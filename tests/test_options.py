@@ -260,8 +260,6 @@ def test_a_run_at_the_defaults_of_its_family_has_chosen_nothing(by_family):
 
 def test_defaults_by_family_are_shown(cli, by_family):
     assert "  vision                     lr 0.7, rest.lr 0.07 (mnist, cifar10)" in cli("show", "muon").out
-    assert "default 0.6" in cli("fit", "--task", "mnist", "--opt", "sgdm", "--help").out
-    assert "default 0.6" not in cli("fit", "--task", "lm", "--opt", "sgdm", "--help").out
 
 
 def test_values_by_family_exist_and_are_of_families_that_tasks_have():

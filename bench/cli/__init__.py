@@ -99,7 +99,7 @@ def dispatch(words: list[str]) -> int:
     if name is None or any(word in HELP for word in words):
         from bench.cli.help import command_help, program_help
 
-        print(program_help() if name is None else command_help(name, [word for word in words if word != name]))
+        print(program_help() if name is None else command_help(name))
         return 0
     result = parse(name, words[1:])()
     code: int = getattr(result, "code", 0)
