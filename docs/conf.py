@@ -23,7 +23,7 @@ from bench.commands.describe import hyperparameter_rows, rows  # noqa: E402
 from bench.config.options import task_options  # noqa: E402
 from bench.config.run_config import resolve  # noqa: E402
 from bench.config.values import reference_folder  # noqa: E402
-from bench.plots.report import page, stores_in_words  # noqa: E402
+from bench.plots.report import page  # noqa: E402
 from bench.store.stores import Stores  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS, OptimizerSpec  # noqa: E402
@@ -79,7 +79,7 @@ shutil.copytree(
 # The report on the shipped runs, which the page `explore` embeds.
 STORES = Stores([], reference_folder())
 (HERE / "_extra").mkdir(exist_ok=True)
-(HERE / "_extra" / "report.html").write_text(page(collect(STORES), len(STORES.runs), stores_in_words(STORES)), "utf-8")
+(HERE / "_extra" / "report.html").write_text(page(collect(STORES), STORES), "utf-8")
 
 
 def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:

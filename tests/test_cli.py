@@ -489,10 +489,8 @@ def test_memory_that_is_short_is_one_line(cli, store, command) -> None:
     words = ["--task", "synthetic", "--opt", "ngd", "--task.n", 10**15, "--trainer.max_steps", 5, "--device", "cpu"]
     answer = cli(command, *words, *(["--opt.lr", "1,2", "--seeds", 1] if command == "sweep" else []))
     assert answer.code == 1
-    assert answer.err.splitlines()[-1] == (
-        "bench: error: not enough memory for 8000000000000000 bytes; make the task or the batch smaller"
-        " (--task.*, --trainer.batch_size, --trainer.micro_batch_size), or end other programs"
-    )
+    assert answer.err.splitlines()[-1].startswith("bench: error: not enough memory; make the task or the batch smaller")
+    assert "8000000000000000 bytes" in answer.err
     assert "Traceback" not in answer.err
     assert list(Store(store).runs()) == []
 

@@ -171,7 +171,7 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
     Args:
         out: the page (default: report.html).
     """
-    from bench.plots.report import page, stores_in_words
+    from bench.plots.report import page
 
     file = Path(out)
     if file.suffix.lower() not in (".html", ".htm") or file.is_dir():
@@ -180,7 +180,7 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
         check_output(file.parent)  # fail before the boards are made
     chosen = _chosen(choice)
     stores = chosen.stores
-    text = page(chosen.entries, len(stores.runs), stores_in_words(stores), len(stores.damaged))
+    text = page(chosen.entries, stores)
     code, left_out = chosen.warn()
     write(file, text)
     return Answer({"out": file, "runs": len(stores.runs), **left_out}, [], code)
