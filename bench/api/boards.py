@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from bench.api import parameters as p
 from bench.api.calls import folders, names, pairs, path_of, public
@@ -35,23 +35,17 @@ def reading() -> Iterator[None]:
         gc.enable()
 
 
-class Chosen(NamedTuple):
-    """The stores, their entries that a call selects, and what is damaged or excluded."""
-
-    stores: "Stores"
-    entries: "Collected"
-
-    def warn(self) -> tuple[int, dict[str, list[str]]]:
-        """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
-        code = warn_of(self.stores, sorted(set(self.entries.damaged)))
-        for note in self.entries.notes:
-            remark("note", note)
-        damaged = [*map(str, self.stores.damaged), *self.entries.damaged]
-        return code, {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
+def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list[str]]]:
+    """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
+    code = warn_of(stores, sorted(set(entries.damaged)))
+    for note in entries.notes:
+        remark("note", note)
+    damaged = [*map(str, stores.damaged), *entries.damaged]
+    return code, {"damaged": list(dict.fromkeys(damaged)), "notes": entries.notes}
 
 
-def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
-    """The entries of the stored runs that arguments of `bench.api.parameters.Choice` select (UserError)."""
+def _chosen(choice: Mapping[str, Any], target: float | None = None) -> tuple["Stores", "Collected"]:
+    """The stores, and the entries that arguments of `bench.api.parameters.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
@@ -70,7 +64,7 @@ def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
     metrics = sorted({problem.metric for problem in entries.problems})
     if target is not None and len(metrics) > 1:
         raise UserError(f"--target {target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return Chosen(stores, entries)
+    return stores, entries
 
 
 @public
@@ -101,13 +95,13 @@ def leaderboard(
     file, requested = path_of(out), names("board", board)
     kind = format or ("table" if file is None else format_of(file, FORMATS))
     check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
-    chosen = _chosen(choice, target)
+    stores, entries = _chosen(choice, target)
     if explain is not None:
         from bench.boards import explain as explanations
 
-        rows = explanations.explain(chosen.entries, explain)
+        rows = explanations.explain(entries, explain)
         text = [line for row in rows for line in explanations.lines(row)]
-        code, _ = chosen.warn()
+        code, _ = _warned(stores, entries)
         if file is not None:
             write(file, "\n".join(text))
         return Answer(rows, [] if file is not None else text, code)
@@ -116,9 +110,9 @@ def leaderboard(
     from bench.boards.matrix import summary
 
     shown = dict.fromkeys(BOARD_NAMES if "all" in (requested or ()) else requested or ["quality"])
-    boards = [_foreign(chosen, name) if ":" in name else BOARDS[name](chosen.entries) for name in shown]
-    code, left_out = chosen.warn()
-    if not chosen.entries.entries:
+    boards = [_foreign(stores, entries, name) if ":" in name else BOARDS[name](entries) for name in shown]
+    code, left_out = _warned(stores, entries)
+    if not entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
     if file is not None:
         write(file, written(boards, kind, file))
@@ -126,13 +120,13 @@ def leaderboard(
     def lines() -> list[str]:
         if file is not None:
             return []
-        return [summary(chosen.entries) if requested is None and kind == "table" else written(boards, kind, None)]
+        return [summary(entries) if requested is None and kind == "table" else written(boards, kind, None)]
 
     notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
     return Answer(partial(as_json, boards), lines, code, boards, [*notes])
 
 
-def _foreign(chosen: Chosen, name: str) -> "Board":
+def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
     """The board of a function `file.py:NAME` or `module:NAME`, from the DataFrame of the shown runs.
 
     Raises:
@@ -144,8 +138,8 @@ def _foreign(chosen: Chosen, name: str) -> "Board":
     from bench.results.table import Board, Column, Table
     from optimizers.plugins import PluginError, load
 
-    rows = {run.run_id: entry for entry in chosen.entries.entries for run in entry.runs.values()}
-    runs = frame(chosen.stores, "runs", [*rows])
+    rows = {run.run_id: entry for entry in entries.entries for run in entry.runs.values()}
+    runs = frame(stores, "runs", [*rows])
     runs.insert(0, "name", [rows[run_id].name for run_id in runs["run_id"]])
     runs.insert(0, "problem", [rows[run_id].problem.name for run_id in runs["run_id"]])
     try:
@@ -178,10 +172,9 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
         raise UserError(f"-o {out}: the report is a page; name a file that ends in .html")
     if not file.exists():
         check_output(file.parent)  # fail before the boards are made
-    chosen = _chosen(choice)
-    stores = chosen.stores
-    text = page(chosen.entries, stores)
-    code, left_out = chosen.warn()
+    stores, entries = _chosen(choice)
+    text = page(entries, stores)
+    code, left_out = _warned(stores, entries)
     write(file, text)
     return Answer({"out": file, "runs": len(stores.runs), **left_out}, [], code)
 
@@ -218,9 +211,9 @@ def plot(
             raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
     if (file := path_of(out)) is not None:
         check_ending(file)
-    chosen = _chosen(choice)
-    figure = curves(chosen.entries, y, x) if chart == "curves" else CHARTS[chart](chosen.entries)
-    code, left_out = chosen.warn()
+    stores, entries = _chosen(choice)
+    figure = curves(entries, y, x) if chart == "curves" else CHARTS[chart](entries)
+    code, left_out = _warned(stores, entries)
     if not figure.drawn:
         why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
         raise UserError(f"nothing to draw: {why or NO_ROWS}")
