@@ -48,15 +48,11 @@ def on_terminal() -> bool:
     return not _silent and sys.stderr is not None and sys.stderr.isatty()
 
 
-def say(line: str) -> bool:
+def say(line: str) -> None:
     """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
-    if sys.stderr is None or _silent:
-        return False
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        return False
-    return True
+    if sys.stderr is not None and not _silent:
+        with suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def show_line(owner: object, line: str = "") -> None:
@@ -122,7 +118,7 @@ class Progress:
         self._validated = f"{split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and not on_terminal():
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
+            say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
         """Remove the line."""

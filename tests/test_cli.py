@@ -478,7 +478,7 @@ def test_missing_data_are_named_when_they_cannot_be_downloaded(cli, fake_mnist, 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a device that is always full")
 def test_a_full_disk_behind_standard_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "bench.cli", "list", "tasks"]
+        command = [sys.executable, "-m", "bench", "list", "tasks"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr == "bench: error: the disk is full; free some space, then repeat the command\n"

@@ -265,7 +265,7 @@ def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch:
 
 # -- several processes, through the command line --------------------------------------------------------------------
 
-BENCH = [sys.executable, "-m", "bench.cli"]
+BENCH = [sys.executable, "-m", "bench"]
 NODES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

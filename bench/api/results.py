@@ -45,19 +45,13 @@ class Sweep(Answer):
         super().__init__(data, lines, boards=boards, chart=chart)
 
     @property
-    def best(self) -> dict[str, Any]:
-        """The best value on the x axis (`opt.lr` in most sweeps), by the curve's name.
+    def best(self) -> dict[str, dict[str, Any] | None]:
+        """The best settings by the curve's name, such as `{"opt.lr": 0.1}`, chosen on the same seeds: optimistic.
 
-        In a series whose further settings differ from point to point, it is a mapping with all of them.
-        It was chosen on the same seeds, which is optimistic. None if a curve has no best: at every value, half of the
-        seeds or more diverged, or a cap set the step size.
+        None if a curve has no best: at every value, half of the seeds or more diverged, or a cap set the step size.
         """
-        curves = self.sensitivity.curves
-        points = {curve.name: (curve.x, None if curve.best is None else curve.points[curve.best]) for curve in curves}
-        return {
-            name: point and ({x: point.x, **point.others} if point.others else point.x)
-            for name, (x, point) in points.items()
-        }
+        points = {c.name: (c.x, c.points[c.best]) if c.best is not None else None for c in self.sensitivity.curves}
+        return {name: point and {point[0]: point[1].x, **point[1].others} for name, point in points.items()}
 
 
 class Study(Answer):
