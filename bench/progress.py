@@ -178,10 +178,6 @@ class SweepProgress:
             self._training[worker] = advance.alive, advance.share
             self._draw()
 
-    def forget_workers(self) -> None:
-        """Forget what workers train, since one has died."""
-        self._training.clear()
-
     def _draw(self) -> None:
         """Redraw the line of a terminal, or print a line now and then."""
         now, live = time.monotonic(), on_terminal()

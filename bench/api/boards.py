@@ -114,14 +114,13 @@ def leaderboard(
     code, left_out = _warned(stores, entries)
     if not entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
+    lines = list[str]()
     if file is not None:
         write(file, written(boards, kind, file))
-
-    def lines() -> list[str]:
-        if file is not None:
-            return []
-        return [summary(entries) if requested is None and kind == "table" else written(boards, kind, None)]
-
+    elif requested is None and kind == "table":
+        lines = [summary(entries)]
+    else:
+        lines = [written(boards, kind, None)]
     notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
     return Answer(partial(as_json, boards), lines, code, boards, [*notes])
 

@@ -66,9 +66,7 @@ def reproduce(
     chosen = None if seeds is None else read_seeds(seeds)
     number = len(chosen) if chosen and seeds is not None and counts_seeds(seeds) else chosen
     version = Version(quick, search, number, call.words)
-    kind = "-quick" * version.quick + "-changed" * bool(
-        version.changes or version.seeds is not None
-    )  # so that no trial overwrites the real page
+    kind = "-quick" * quick + "-changed" * bool(call.words or seeds is not None)  # so that the real page stays
     folder = path_of(out) or Path("reproduced") / f"{name}{kind}"
     if call.dry_run:
         todo = papers.ask(name, places, version).every
