@@ -118,11 +118,6 @@ def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
 
 def existing_stores(folders: Sequence[Path]) -> list[Path]:
     """Stores, by default the one of this folder; none if that does not exist yet."""
-    from bench.store.stores import no_store
-
-    for folder in folders:
-        if not folder.is_dir():
-            raise no_store(folder, "name one with --store DIR")
     return list(folders) or [folder for folder in [place("store")] if folder.is_dir()]
 
 
