@@ -132,12 +132,16 @@ def format_of(out: Path, formats: Container[str]) -> str:
     return kind
 
 
-def write(out: Path, content: bytes | str | Iterable[str]) -> None:
-    """Write a file atomically (a pipe or a device directly), and say so."""
+def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
+    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output."""
     from bench.store.files import replacing
 
     pieces = [content] if isinstance(content, bytes | str) else content
     encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
+    if out is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(encoded)
+        return
     if out.is_dir():
         raise UserError(f"-o {out}: it is a folder; name a file")
     with writing(out, "-o FILE"):

@@ -4,8 +4,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import gt, lt
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
 
@@ -128,23 +129,24 @@ class Progress:
 class Advance(NamedTuple):
     """Progress of a worker since its last report: steps, lanes in training and the share of their steps that is done.
 
-    `ended` are ids of runs, which several workers may report.
+    `ended` are ids of runs, which several workers may report; `best` are value and name of a run.
     """
 
     steps: int = 0
     alive: int = 0
     share: float = 0.0
     ended: Sequence[str] = ()
+    best: tuple[float, str] | None = None
 
 
 class SweepProgress:
-    """Shows how many runs have ended, and the time left."""
+    """Shows how many runs have ended, the time left, and the best value: the smallest or largest (`mode`)."""
 
     LINE_SECONDS = 10
 
-    def __init__(self, label: str, *, enabled: bool = True) -> None:
-        self.label, self.enabled = label, enabled
-        self.steps, self.runs, self._last = 0, 0, ""
+    def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
+        self.label, self.enabled, self.better = label, enabled, gt if mode == "max" else lt
+        self.steps, self.runs, self.best, self._last = 0, 0, None, ""
         self._begun = self._drawn = time.monotonic()
         self._finished, self._training = set[str](), dict[int, tuple[int, float]]()
 
@@ -164,9 +166,23 @@ class SweepProgress:
             self._last = line
             say(line)
 
-    def advance(self, steps: int, alive: int, ended: Sequence["RunResult"], share: float = 0.0) -> None:
-        """Add the progress since the last call, as in `Advance`."""
-        self.add(0, Advance(steps, alive, share, [result.run_id for result in ended]))
+    def advance(
+        self,
+        steps: int,
+        alive: int,
+        ended: Sequence["RunResult"],
+        share: float = 0.0,
+        evaluated: Sequence["RunResult"] = (),
+    ) -> None:
+        """Add the progress since the last call, as in `Advance`; `evaluated` are other runs with a new evaluation."""
+        best = None
+        for result in (*ended, *evaluated):
+            row = result.validations[-1] if result.validations else {}
+            value = row.get("excess") if result.metric == "loss" and "excess" in row else row.get(result.metric)
+            if result.status != "diverged" and value is not None and (best is None or self.better(value, best[0])):
+                opt, lr = result.config["opt"], result.config["opt_options"].get("lr")
+                best = value, opt if lr is None else f"{opt} lr {lr:g}"
+        self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
 
     def add(self, worker: int, advance: Advance) -> None:
         """Add the progress of one of several workers."""
@@ -176,6 +192,8 @@ class SweepProgress:
             self.steps += advance.steps
             self._finished.update(advance.ended)
             self._training[worker] = advance.alive, advance.share
+            if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
+                self.best = advance.best
             self._draw()
 
     def _draw(self) -> None:
@@ -186,6 +204,7 @@ class SweepProgress:
         self._drawn, done = now, len(self._finished) + sum(lanes * share for lanes, share in self._training.values())
         line = f"{self.label}  {len(self._finished)}/{self.runs} runs  ETA "
         line += clock(now - self._begun, done, self.runs - done)
+        line += "" if self.best is None else f"  best {self.best[0]:.4g} ({self.best[1]})"
         if live:
             show_line(self, line)
         else:

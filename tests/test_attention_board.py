@@ -73,7 +73,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words = {"task": "tiny_lm", **tiny_lm.SIZES, "opt": opt, "opt.lr": lr, "store": store, "device": "cpu"}
             words |= {"trainer.max_steps": 60, "trainer.observe": 2}
             configs = [resolve(words | {"seed": seed}) for seed in range(3)]
-            assert results_of(configs, SweepProgress("test"), Effort("lanes", width=3), plan="test")
+            assert results_of(configs, SweepProgress("test", "min"), Effort("lanes", width=3), plan="test")
     return store
 
 

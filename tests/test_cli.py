@@ -505,6 +505,7 @@ def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrup
     monkeypatch.setattr("bench.cli.dispatch", fail)
     answer = cli("list", "tasks")
     assert (answer.code, answer.err) == (130, "bench: interrupted\n")
+    assert cli("sweep", "--task", "synthetic").err == "bench: interrupted; the same command continues\n"
 
 
 @pytest.mark.parametrize(

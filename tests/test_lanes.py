@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import operator
 import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -168,7 +169,7 @@ class Silent(SweepProgress):
     """Shows nothing, and calls a function after this many calls of steps."""
 
     def __init__(self, at: int = 0, act: Callable[[], None] = lambda: None) -> None:
-        super().__init__("", enabled=False)
+        super().__init__("", operator.gt, enabled=False)
         self.calls, self.at, self.act = 0, at, act
 
     def advance(self, *args: Any, **words: Any) -> None:

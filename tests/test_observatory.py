@@ -180,7 +180,7 @@ def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) ->
     rates = (0.01, 0.05)
     configs = [resolve(settings(name, store, **{"opt.lr": lr, "seed": s})) for lr in rates for s in (0, 1)]
     effort = Effort("lanes", width=4)
-    assert results_of(configs, SweepProgress("test"), effort, plan="test") is not None
+    assert results_of(configs, SweepProgress("test", "max"), effort, plan="test") is not None
     for config in configs:
         lane = Store(store).tables(config.run_id)["measurements"]
         alone = trained(name, tmp_path / "alone", **{"opt.lr": config.opt_options["lr"], "seed": config.seed})

@@ -191,6 +191,6 @@ def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pyt
         return bench.train.runner.run(config, **words)
 
     monkeypatch.setattr(bench.execute.here, "run", run)
-    assert execute(configs, SweepProgress("", enabled=False))
+    assert execute(configs, SweepProgress("", "min", enabled=False))
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}

@@ -99,10 +99,10 @@ def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str], monkeypa
 def test_a_terminal_shows_a_line_for_the_runs_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     monkeypatch.setattr("bench.progress.REDRAW_SECONDS", 0)
-    view = SweepProgress("tuning")
+    view = SweepProgress("tuning", "min")
     with view.showing(9):
-        view.add(1, Advance(10, 4, 0.5, ["a"]))
-    assert lines_of(shown.getvalue())[-1] == "tuning  1/9 runs  ETA 0:00"
+        view.add(1, Advance(10, 4, 0.5, ["a"], (0.25, "sgd lr 1")))
+    assert lines_of(shown.getvalue())[-1] == "tuning  1/9 runs  ETA 0:00  best 0.25 (sgd lr 1)"
 
 
 def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """`bench sweep`: what is stored and shown, what stops it, and how it continues."""
 
 import json
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -326,4 +327,4 @@ def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
     lines = sweep("--opt", "gd", "--opt.lr", 1, "--opt.weight_decay", "0,1e300", "--seeds", 2, *LANES).err.splitlines()
     assert lines[0] == "sweep synthetic  0/4 runs  ETA -:--"
     assert any(line.startswith("sweep synthetic  2/4 runs  ETA 0:0") for line in lines)
-    assert lines[-1] == "sweep synthetic  4/4 runs  ETA 0:00"
+    assert re.fullmatch(r"sweep synthetic  4/4 runs  ETA 0:00  best 0\.0\d+ \(gd lr 1\)", lines[-1])

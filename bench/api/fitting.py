@@ -97,7 +97,7 @@ def _several(config: RunConfig, seeds: Sequence[int], sources: Sources, call: Ca
     check_all(configs, early=True)
     if call.dry_run:
         return runs.dry_run(configs, call.effort, [{"seed": seed} for seed in seeds])
-    view = SweepProgress(f"{config.task} {config.opt}", enabled=call.progress)
+    view = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=call.progress)
     results = runs.results_of(configs, view, call.effort, plan="fit", sources=sources)
     return Runs([Run(result, config.store) for result in results])
 

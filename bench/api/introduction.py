@@ -44,7 +44,7 @@ def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None,
         configs = [resolve(settings, fallback=places) for settings in runs]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
-    results = results_of(configs, SweepProgress("quickstart", enabled=progress), effort, plan="quickstart")
+    results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
     from bench.boards.matrix import headlines, summary
     from bench.boards.quality import quality

@@ -41,7 +41,7 @@ def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool)
         check_output(folder)  # fail before hours of training
     store, mode, failed = configs[0].store, configs[0].task_spec.mode, None
     try:
-        view = SweepProgress(f"sweep {configs[0].task}", enabled=call.progress)
+        view = SweepProgress(f"sweep {configs[0].task}", mode, enabled=call.progress)
         results = runs.results_of(configs, view, call.effort, plan="sweep", sources=sources)
     except RunBroke as error:
         results = [run for config in configs if (run := Store(store).get(config.run_id)) is not None]

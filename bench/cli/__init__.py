@@ -18,6 +18,8 @@ from bench.text import strict_json
 from optimizers.plugins import PluginError, foreign
 
 HELP = ("-h", "--help")
+CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
+"""The commands that continue where they stopped."""
 
 
 def program() -> NoReturn:
@@ -48,7 +50,8 @@ def _exit_code(words: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
             message = str(error) if isinstance(error, KeyboardInterrupt) else ""
-            print(f"bench: {message or 'interrupted'}", file=sys.stderr)
+            continues = "; the same command continues" * (bool({*words[:1]} & {*CONTINUING}))
+            print(f"bench: {message or f'interrupted{continues}'}", file=sys.stderr)
             return 130
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remark("error", f"the disk is full{f' ({error.filename})' * bool(error.filename)}{MAKE_ROOM}")

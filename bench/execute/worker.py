@@ -55,7 +55,7 @@ def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
     first = configs[0][0]
     rows = [[{"id": config.run_id, "settings": settings_of(as_stored(config))} for config in row] for row in configs]
     places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
-    common = {"rows": rows, "places": places, "folder": str(Path.cwd())}
+    common = {"rows": rows, "places": places, "folder": str(Path.cwd()), "mode": first.task_spec.mode}
     return json.dumps({**common, "session": packed(), **more})
 
 
@@ -95,7 +95,7 @@ def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
 def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
     places, topic, files = job["places"], job["topic"], dict[str, dict[str, bytes]]()
     shared = job["token"] is None or Path(places["store"], job["token"]).exists()
-    progress, stop = WorkerProgress(topic), StopRequest()
+    progress, stop = WorkerProgress(topic, job["mode"]), StopRequest()
     _stops[topic] = stop
     try:
         with nullcontext() if shared else TemporaryDirectory() as folder:
@@ -120,8 +120,8 @@ def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
 class WorkerProgress(SweepProgress):
     """Reports the progress of this worker as events of Dask with a topic."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__("", enabled=False)
+    def __init__(self, topic: str, mode: Any) -> None:
+        super().__init__("", mode, enabled=False)
         from distributed import get_worker
 
         self._worker, self._topic = get_worker(), topic
@@ -138,7 +138,7 @@ class WorkerProgress(SweepProgress):
         self._ended += advance.ended
         if not advance.alive or advance.ended or time.monotonic() - self._last > REPORT_SECONDS:
             self._last = time.monotonic()
-            self.tell(progress=[*Advance(self._steps, advance.alive, advance.share, self._ended)])
+            self.tell(progress=[*Advance(self._steps, advance.alive, advance.share, self._ended, self.best)])
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:

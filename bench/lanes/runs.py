@@ -219,7 +219,7 @@ class LanesRecorder(Watcher):
         ended = [watch for watch in training if not watch.running]
         lanes.keep(lanes.final, self._mask(ended))
         self._update_alive()
-        self._advance(len(rows) * len(training), ended)
+        self._advance(len(rows) * len(training), ended, looked_at)
         if lanes.alive.any():
             number, _ = self.agree(trainer)
             self.killed = bool(number)
@@ -254,9 +254,10 @@ class LanesRecorder(Watcher):
                 self.block.append_measurements(list(by_name), steps, values.cpu().double().numpy())
         module.measured.clear()
 
-    def _advance(self, steps: int, ended: Sequence[Watch]) -> None:
+    def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:
         share = self.lanes.steps_done / self.lanes.plan.total_steps
-        self.progress.advance(steps, int(self.lanes.alive.sum()), [watch.result for watch in ended], share)
+        alive = int(self.lanes.alive.sum())
+        self.progress.advance(steps, alive, [w.result for w in ended], share, [w.result for w in evaluated])
 
     def _reports(self, weights: Weights) -> list[tuple[dict[str, float], dict[str, dict[str, float]]]]:
         """For each lane, the values on the reporting split, and those on other splits by split."""

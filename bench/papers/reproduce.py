@@ -86,7 +86,7 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
         request = ask(name, places, version)
         configs = [config for _, config in request.every]
     check_output(folder)
-    results_of(configs, SweepProgress("runs"), effort, plan=f"experiment {name}")
+    results_of(configs, SweepProgress("runs", configs[0].task_spec.mode), effort, plan=f"experiment {name}")
     arms, without = collect(request.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))

@@ -18,6 +18,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
 
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
     """
+    views = dict[bool, SweepProgress]()
     while True:
         equalize(studies)
         todo = {f"study {study.name}": runs for study in studies if (runs := study.result().todo)}
@@ -25,9 +26,9 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, *, progress:
         if not configs:
             return True
         check_places(configs)
-        phase = "fresh seeds" if studies[0].report else "tuning"
+        phase = "fresh seeds" if (fresh := studies[0].report) else "tuning"
         label = f"{studies[0].spec.task}: {phase} of {listed([study.spec.opt for study in studies])}"
-        view = SweepProgress(label, enabled=progress)
+        view = views.setdefault(fresh, SweepProgress(label, studies[0].spec.mode, enabled=progress))
         titles = {config.run_id: title for title, runs in todo.items() for config in runs}
         try:
             if not execute(configs, view, effort, plan=titles, crew=crew):
