@@ -90,10 +90,10 @@ def clock(seconds: float, done: float, left: float) -> str:
 
 
 class Progress:
-    """Shows the progress of a run of `total` steps, or reports it to the view of the plan that the run is part of."""
+    """Shows the progress of a run of `total` steps."""
 
-    def __init__(self, total: int, label: str, *, enabled: bool = True, view: "SweepProgress | None" = None) -> None:
-        self.total, self.label, self.enabled, self.view = total, label, enabled, view
+    def __init__(self, total: int, label: str, *, enabled: bool = True) -> None:
+        self.total, self.label, self.enabled = total, label, enabled
         self._first, self._begun, self._drawn, self._validated = 0, 0.0, 0.0, ""
 
     def start(self, step: int) -> None:
@@ -103,13 +103,9 @@ class Progress:
     def update(self, step: int, loss: float) -> None:
         """Show a step's loss, at most ten times a second."""
         now = time.monotonic()
-        if not (self.enabled or self.view) or (now - self._drawn < REDRAW_SECONDS and step < self.total):
+        if not self.enabled or (now - self._drawn < REDRAW_SECONDS and step < self.total):
             return
         self._drawn, seconds, steps = now, now - self._begun, step - self._first
-        if self.view is not None:
-            self.view.advance(steps, 1, [], step / self.total)
-            self._first = step
-            return
         left = clock(seconds, steps, self.total - step)
         parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {left}", f"loss {loss:.4g}"]
         show_line(self, "  ".join([*parts, f"{steps / max(seconds, 1e-9):,.3g} it/s", self._validated]))
@@ -209,3 +205,31 @@ class SweepProgress:
             show_line(self, line)
         else:
             self.say(line)
+
+
+class RunInPlan(Progress):
+    """Shows nothing, and reports the progress of a run trained alone to the view of its plan."""
+
+    def __init__(self, view: SweepProgress) -> None:
+        super().__init__(0, "", enabled=False)
+        self.view = view
+
+    def bar(self, total: int, label: str) -> Progress:
+        """Itself, for a run of `total` steps, which may have restarted."""
+        self.total, self.label = total, label
+        return self
+
+    def start(self, step: int) -> None:
+        """Report this step."""
+        self.view.advance(max(0, step - self._first), 1, [], step / max(self.total, 1))
+        self._first, self._drawn = step, time.monotonic()
+
+    def update(self, step: int, loss: float) -> None:
+        """Report this step, unless the last report is recent."""
+        if time.monotonic() - self._drawn >= REDRAW_SECONDS:
+            self.start(step)
+
+    def end(self, result: "RunResult | None" = None) -> None:
+        """Report the end of the run; None if it failed."""
+        taken = 0 if result is None else max(0, result.steps - self._first)
+        self.view.advance(taken, 0, [] if result is None else [result])

@@ -16,7 +16,7 @@ from bench.errors import RunBroke, RunBusy
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
 from bench.process import as_options, bench_command
-from bench.progress import SweepProgress
+from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.memory import keep_freed_memory
@@ -34,20 +34,20 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress, plan: str, t
     if block.lanes:
         results = train_block(block.grid, stop, progress, plan=plan, tuned_by=tuned_by, width=block.width)
         return results is not None
-    config = block.first
+    config, shown = block.first, RunInPlan(progress)
     try:
         if config.trainer.ranks > 1:
             result = _run_apart(config, stop)
         else:
-            result = run(config, progress=progress, stop=stop, plan=plan, tuned_by=tuned_by)
+            result = run(config, progress=shown.bar, stop=stop, plan=plan, tuned_by=tuned_by)
     except RunBroke:
-        progress.advance(0, 0, [])
+        shown.end()
         raise
     except KeyboardInterrupt:
         return False
     if result.status == "killed":
         return False
-    progress.advance(0, 0, [result])
+    shown.end(result)
     return True
 
 

@@ -26,7 +26,7 @@ from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, first_line, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
-from bench.progress import Progress, SweepProgress, doing
+from bench.progress import Progress, doing
 from bench.store.record import RunResult, now
 from bench.store.store import Store
 from bench.store.writer import BlockWriter
@@ -55,7 +55,7 @@ def run(
     config: RunConfig,
     *,
     rerun: bool = False,  # train again even if the result is stored or the run could be resumed
-    progress: bool | SweepProgress = True,  # a line of the terminal, or the view of the plan that it is part of
+    progress: bool | Callable[[int, str], Progress] = True,  # a bar, or a display for so many steps and a label
     stop: StopRequest | None = None,  # lets the caller ask the run to stop; it handles signals as well
     tuned_by: TunedBy | None = None,  # the study that found its hyperparameters
     plan: str | None = None,  # the command that requested the run (`RunResult.plan`)
@@ -93,8 +93,10 @@ def run(
     stop = stop or StopRequest()
     try:
         label = f"{bare(config.task)} {bare(config.opt)}"
-        view = progress if isinstance(progress, SweepProgress) else None
-        bar = Progress(training.total_steps, label, enabled=progress is True and main, view=view)
+        if callable(progress):
+            bar = progress(training.total_steps, label)
+        else:
+            bar = Progress(training.total_steps, label, enabled=progress and main)
         recorder = Recorder(
             result,
             writer,
