@@ -1,20 +1,26 @@
-"""Progress on standard error: lines that a terminal redraws (by rich), occasional lines elsewhere."""
+"""Progress on standard error: lines that a terminal redraws (by rich), occasional lines elsewhere.
+
+`doing` reports what a process does while it starts: on a line of this terminal, or, from a worker, to its parent
+process (`hearing`).
+"""
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt, lt
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
+from bench.text import counted
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
 
 REDRAW_SECONDS = 0.1
 _doing: list[str] = []
+_hearers: list[Callable[[str], object]] = [lambda what: show_line("doing", what and f"{what} ...")]
 _silent = False
 _lines: dict[object, str] = {}
 _live: Any = None
@@ -24,13 +30,24 @@ _lock = RLock()  # a thread receives reports of workers, another one draws
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Report what this process does within the context, such as `importing torch`; the innermost one counts."""
-    _doing.append(f"{what} ...")
-    show_line("doing", _doing[-1])
+    _doing.append(what)
+    _hearers[-1](what)
     try:
         yield
     finally:
         _doing.pop()
-        show_line("doing", _doing[-1] if _doing else "")
+        _hearers[-1](_doing[-1] if _doing else "")
+
+
+@contextmanager
+def hearing(hear: Callable[[str], object]) -> Iterator[None]:
+    """Send the reports of `doing` to this function instead of the terminal; empty when one is over."""
+    _hearers[-1]("")
+    _hearers.append(hear)
+    try:
+        yield
+    finally:
+        _hearers.pop()
 
 
 @contextmanager
@@ -49,11 +66,15 @@ def on_terminal() -> bool:
     return not _silent and sys.stderr is not None and sys.stderr.isatty()
 
 
-def say(line: str) -> None:
+def say(line: str) -> bool:
     """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
-    if sys.stderr is not None and not _silent:
-        with suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
+    if sys.stderr is None or _silent:
+        return False
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def show_line(owner: object, line: str = "") -> None:
@@ -90,32 +111,34 @@ def clock(seconds: float, done: float, left: float) -> str:
 
 
 class Progress:
-    """Shows the progress of a run of `total` steps."""
+    """Shows the progress of a run of `total` steps; an `epoch` has so many, None if every step sees all samples."""
 
-    def __init__(self, total: int, label: str, *, enabled: bool = True) -> None:
-        self.total, self.label, self.enabled = total, label, enabled
-        self._first, self._begun, self._drawn, self._validated = 0, 0.0, 0.0, ""
+    def __init__(self, total: int, label: str, *, epoch: int | None = None, enabled: bool = True) -> None:
+        self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
+        self._first, self._begun, self._drawn, self._live, self._validated = 0, 0.0, 0.0, False, ""
 
     def start(self, step: int) -> None:
         """Begin at this step."""
-        self._first, self._begun = step, time.monotonic()
+        self._first, self._begun, self._live = step, time.monotonic(), self.enabled and on_terminal()
 
-    def update(self, step: int, loss: float) -> None:
-        """Show a step's loss, at most ten times a second."""
+    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
+        """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
         now = time.monotonic()
-        if not self.enabled or (now - self._drawn < REDRAW_SECONDS and step < self.total):
+        if not self._live or (now - self._drawn < REDRAW_SECONDS and step < self.total):
             return
-        self._drawn, seconds, steps = now, now - self._begun, step - self._first
-        left = clock(seconds, steps, self.total - step)
-        parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {left}", f"loss {loss:.4g}"]
+        self._drawn, seconds, steps, share = now, now - self._begun, step - self._first, accuracy()
+        parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {clock(seconds, steps, self.total - step)}"]
+        parts += [f"step size {applied_step:.2g}", f"loss {loss:.4g}"]
+        parts += [] if share is None else [f"acc {share:.3f}"]
+        parts += [f"epoch {step / self.epoch:.2f}/{self.total / self.epoch:.3g}"] if self.epoch else []
         show_line(self, "  ".join([*parts, f"{steps / max(seconds, 1e-9):,.3g} it/s", self._validated]))
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show the result of an evaluation."""
         self._validated = f"{split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
-        if self.enabled and not on_terminal():
+        if self.enabled and not self._live:
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
+            self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
         """Remove the line."""
@@ -136,31 +159,40 @@ class Advance(NamedTuple):
 
 
 class SweepProgress:
-    """Shows how many runs have ended, the time left, and the best value: the smallest or largest (`mode`)."""
+    """Shows how many runs have ended, the time left and the best value, in which smaller or larger (`mode`) is better.
+
+    A terminal also shows a line for each of several processes.
+    """
 
     LINE_SECONDS = 10
 
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
         self.label, self.enabled, self.better = label, enabled, gt if mode == "max" else lt
         self.steps, self.runs, self.best, self._last = 0, 0, None, ""
-        self._begun = self._drawn = time.monotonic()
-        self._finished, self._training = set[str](), dict[int, tuple[int, float]]()
+        self._begun, self._drawn, self._workers, self._live = time.monotonic(), 0.0, 0, False
+        self._over, self._training, self._doing = set[str](), dict[int, tuple[int, float]](), dict[int, str]()
 
     @contextmanager
-    def showing(self, runs: int) -> Iterator[None]:
-        """Show the progress of `runs` runs within the context."""
-        self.runs, self._begun = runs, time.monotonic()
-        self._finished.clear()
+    def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
+        """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
+        self.runs, self._workers, self._live = runs, processes * (processes > 1), self.enabled and on_terminal()
+        self._begun = self._drawn = time.monotonic()
+        self._over.clear()
         try:
             yield
         finally:
             show_line(self)
+            self._live = False
 
     def say(self, line: str) -> None:
         """Show a line, unless it repeats the last one."""
         if self.enabled and line != self._last:
             self._last = line
             say(line)
+
+    def waiting(self, runs: int) -> None:
+        """Other processes train the last runs."""
+        self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
     def advance(
         self,
@@ -186,25 +218,41 @@ class SweepProgress:
             if not self._training and not advance.steps and not advance.ended:
                 self._begun = time.monotonic()  # the time before was not training
             self.steps += advance.steps
-            self._finished.update(advance.ended)
+            self._over.update(advance.ended)
             self._training[worker] = advance.alive, advance.share
+            self._doing.pop(worker, None)
             if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
                 self.best = advance.best
             self._draw()
 
+    def doing(self, worker: int, what: str) -> None:
+        """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
+        with _lock:
+            self._doing[worker] = what
+            self._draw()
+
+    def forget_workers(self) -> None:
+        """Forget what workers train, since one has died."""
+        self._training.clear()
+
     def _draw(self) -> None:
-        """Redraw the line of a terminal, or print a line now and then."""
-        now, live = time.monotonic(), on_terminal()
-        if not self.enabled or now - self._drawn < (REDRAW_SECONDS if live else self.LINE_SECONDS):
+        """Redraw the lines of a terminal, or print a line now and then."""
+        now = time.monotonic()
+        if not self.enabled or now - self._drawn < (REDRAW_SECONDS if self._live else self.LINE_SECONDS):
             return
-        self._drawn, done = now, len(self._finished) + sum(lanes * share for lanes, share in self._training.values())
-        line = f"{self.label}  {len(self._finished)}/{self.runs} runs  ETA "
-        line += clock(now - self._begun, done, self.runs - done)
-        line += "" if self.best is None else f"  best {self.best[0]:.4g} ({self.best[1]})"
-        if live:
-            show_line(self, line)
-        else:
-            self.say(line)
+        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share in self._training.values())
+        parts = [f"{self.label}  {len(self._over)}/{self.runs} runs"]
+        parts += [f"ETA {clock(now - self._begun, done, self.runs - done)}"]
+        parts += [] if self.best is None else [f"best {self.best[0]:.4g} ({self.best[1]})"]
+        if not self._live:
+            self.say("  ".join(parts))
+            return
+        lines = ["  ".join(parts)]
+        for worker in range(self._workers):
+            lanes, share = self._training.get(worker, (0, 0.0))
+            trains = f"{lanes} in training, {share:.0%}" if lanes else "waits"
+            lines.append(f"  {worker + 1}  {self._doing.get(worker) or trains}")
+        show_line(self, "\n".join(lines))
 
 
 class RunInPlan(Progress):
@@ -224,7 +272,7 @@ class RunInPlan(Progress):
         self.view.advance(max(0, step - self._first), 1, [], step / max(self.total, 1))
         self._first, self._drawn = step, time.monotonic()
 
-    def update(self, step: int, loss: float) -> None:
+    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Report this step, unless the last report is recent."""
         if time.monotonic() - self._drawn >= REDRAW_SECONDS:
             self.start(step)

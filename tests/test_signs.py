@@ -96,13 +96,15 @@ def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str], monkeypa
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_shows_a_line_for_the_runs_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_line_for_all_runs_and_one_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     monkeypatch.setattr("bench.progress.REDRAW_SECONDS", 0)
     view = SweepProgress("tuning", "min")
-    with view.showing(9):
+    with view.showing(9, processes=2):
         view.add(1, Advance(10, 4, 0.5, ["a"], (0.25, "sgd lr 1")))
-    assert lines_of(shown.getvalue())[-1] == "tuning  1/9 runs  ETA 0:00  best 0.25 (sgd lr 1)"
+        view.doing(0, "importing torch")
+    lines = ["tuning  1/9 runs  ETA 0:00  best 0.25 (sgd lr 1)", "1  importing torch", "2  4 in training, 50%"]
+    assert [line.strip() for line in lines_of(shown.getvalue())[-3:]] == lines
 
 
 def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]:
@@ -140,7 +142,7 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     bars = [line for line in lines if "ETA" in line]
     assert max(map(len, bars)) <= 60
     assert all(re.search(r"step [\d,]+/400  ", line) for line in bars)
-    assert re.search(r"step 400/400  .*ETA 0:00  loss ", bars[-1])
+    assert re.search(r"step 400/400  .*ETA 0:00  step size 0\.5", bars[-1])
     assert "\x1b[?25l" not in text  # the cursor stays visible
     assert lines[-1].startswith("synthetic sgd: completed")
 

@@ -197,6 +197,8 @@ class Crew(AbstractContextManager["Crew"]):
         slot = self._slots.setdefault(event["worker"], len(self._slots))
         if (progress := self._progress) is not None and "say" in event:
             progress.say(event["say"])
+        elif progress is not None and "doing" in event:
+            progress.doing(slot, event["doing"])
         elif progress is not None:
             progress.add(slot, Advance(*event["progress"]))
 

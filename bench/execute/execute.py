@@ -16,7 +16,6 @@ from bench.execute.blocks import Block, block_key, check_all, cut, rectangles, s
 from bench.execute.cluster import Crew, Job, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.store import Store
-from bench.text import counted
 from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
 
@@ -82,13 +81,13 @@ class _Work:
     def train_all(self, plans: Mapping[str, str], sources: Sources) -> bool:
         """Train all runs; False if a signal asked to stop."""
         blocks = self._cut()
-        with self.progress.showing(len(self.left)), self.crew.serving(self.progress, self.store):
+        with self.progress.showing(len(self.left), self.crew.shares), self.crew.serving(self.progress, self.store):
             while self.stop.signal is None:
                 todo = self._todo(blocks)
                 if not self.left:
                     return True
                 if not todo:
-                    self.progress.say(f"waiting for {counted(len(self.left), 'run')} of other processes")
+                    self.progress.waiting(len(self.left))
                     time.sleep(BUSY_SECONDS)
                 elif not self._train(todo, plans, sources):
                     return False

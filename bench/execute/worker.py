@@ -1,4 +1,7 @@
-"""What a Dask worker does: train a block of runs. Importing this module does not import torch."""
+"""What a Dask worker does: train a block of runs.
+
+Importing this module does not import torch, so that a worker can report that import.
+"""
 
 import gc
 import json
@@ -22,7 +25,7 @@ from bench.config.tuned import TunedBy
 from bench.config.values import place
 from bench.errors import RunBroke, UserError, first_line
 from bench.execute.blocks import Block
-from bench.progress import Advance, SweepProgress
+from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.block import DONE
 from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
@@ -98,9 +101,12 @@ def _train(job: Mapping[str, Any]) -> tuple[bool, dict[str, dict[str, bytes]]]:
     progress, stop = WorkerProgress(topic, job["mode"]), StopRequest()
     _stops[topic] = stop
     try:
-        with nullcontext() if shared else TemporaryDirectory() as folder:
-            from bench.execute import here
-
+        with (
+            hearing(lambda what: progress.tell(doing=what)),
+            nullcontext() if shared else TemporaryDirectory() as folder,
+        ):
+            with doing("importing torch"):
+                from bench.execute import here
             places["store"] = folder or places["store"]
             if not Path(places["data"]).exists():
                 places["data"] = str(place("data"))

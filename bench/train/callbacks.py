@@ -141,7 +141,7 @@ class Recorder(Watcher):
         self._record(rows)
         self._record_measurements(pl_module)
         self._clock()
-        self.progress.update(self.result.steps, rows[-1, 0])
+        self.progress.update(self.result.steps, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
         if self.watch.running and scaler is not None and seen.skipped == seen.steps and scaler.get_scale() < 1:
             self.watch.diverged(f"every gradient overflows in half precision at step {self.result.steps}")
         if self.watch.running and self.result.steps >= pl_module.plan.total_steps:
@@ -247,3 +247,10 @@ def to_host(curve: list[CurveRow], loss_offset: float) -> NDArray[np.float64]:
     rows = np.stack([column(values) for values in zip(*curve, strict=True)], axis=1)
     rows[:, 0] += loss_offset
     return rows
+
+
+def _batch_accuracy(task: Task) -> float | None:
+    metric, outcome = task.metrics().get("accuracy"), task.record.outcome
+    if metric is None or outcome is None:
+        return None
+    return float(metric.to(task.device)(outcome.predictions.detach(), outcome.labels))

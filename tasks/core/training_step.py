@@ -100,13 +100,14 @@ class CurveRow(NamedTuple):
 
 @dataclass
 class Record:
-    """What callbacks read from the training step: steps and measurements since the last read.
+    """What callbacks read from the training step: steps and measurements since the last read, the last micro-batch.
 
     A measurement has the optimizer steps done at each of K points, and the values by name there, shape (K,).
     """
 
     curve: list[CurveRow] = field(default_factory=list)
     measurements: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)
+    outcome: Outcome | None = None
 
 
 @contextmanager
@@ -263,6 +264,7 @@ class Loop:
                 self.strategy.pre_backward(scaled)
                 scaled.backward(create_graph=self.plan.create_graph)
             total = loss.detach() if total is None else total + loss.detach()
+            self.record.outcome = outcome
         assert total is not None
         if self.world > 1:
             torch.distributed.all_reduce(total)
