@@ -6,16 +6,14 @@ The names of the API are loaded on first use, so `import bench` imports neither 
 TYPE_CHECKING = False  # true for type checkers; saves importing `typing`
 if TYPE_CHECKING:
     from bench.api import *  # noqa: F403
-    from bench.api.results import Comparison, Study, Sweep, Table
-    from bench.api.runs import Run, Runs
-    from bench.errors import RunFailed, UserError
+    from bench.api.results import Answer, Comparison, Run, RunFailed, Runs, Study, Sweep, UserError
 
     __version__: str
 
 __all__ = [  # noqa: F405, RUF022 - in the order of `bench --help`
     "quickstart", "fit", "sweep", "tune", "suite", "compare", "leaderboard", "report", "plot", "check", "reproduce",
     "list_", "show", "sql", "data", "doctor", "new", "merge", "verify", "load",
-    "Run", "Runs", "Sweep", "Study", "Comparison", "Table", "UserError", "RunFailed", "__version__",
+    "Run", "Runs", "Sweep", "Study", "Comparison", "Answer", "UserError", "RunFailed", "__version__",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -23,23 +21,14 @@ if not TYPE_CHECKING:
     def __getattr__(name):  # no imports before: `__main__` does not handle Ctrl-C yet
         # On first use, since the lookup takes half of the time of a usage error.
         if name == "__version__":
-            from importlib.metadata import PackageNotFoundError, version
+            from importlib.metadata import version
 
-            try:
-                return version("attention-optimizer-bench")
-            except PackageNotFoundError:  # a checkout on the path, which is not installed
-                import tomllib
-                from pathlib import Path
-
-                file = Path(__file__).parents[1] / "pyproject.toml"
-                return tomllib.loads(file.read_text("utf-8"))["project"]["version"]
+            return version("attention-optimizer-bench")
         if name not in __all__:
             raise AttributeError(f"module 'bench' has no attribute {name!r}")
         from importlib import import_module
 
-        homes = {"Run": "api.runs", "Runs": "api.runs", "UserError": "errors", "RunFailed": "errors"}
-        home = homes.get(name, "api.results" if name[0].isupper() else "api")
-        return getattr(import_module(f"bench.{home}"), name)
+        return getattr(import_module("bench.api.results" if name[0].isupper() else "bench.api"), name)
 
     def __dir__():
         return sorted({*globals(), *__all__})

@@ -3,9 +3,8 @@
 import html
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -16,30 +15,40 @@ from bench.progress import say
 from bench.text import clean
 
 if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+
+    from bench.plots.panels import Figure
+    from bench.results.table import Board
     from bench.store.stores import Stores
 
 ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex"}
 """Formats of tables by the ending of a file's name."""
 
 
-class Shown:
-    """A result that shows itself; a command that prints it ends with its `code`, if it has one, else with 0."""
+class Answer:
+    """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON.
 
-    def as_json(self) -> Any:
-        """The result as `--json` prints it."""
-        raise NotImplementedError
+    Attributes:
+        data: what `--json` prints, or a function that returns it.
+        lines: the text, or a function that returns its lines.
+        code: exit code of the command that prints it.
+        boards: its tables as data, with their notes.
+        notes: what was left out, or verdicts, in sentences.
+        chart: a function that returns its figure as data.
+    """
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-
-@dataclass(frozen=True, repr=False)
-class Answer(Shown):
-    """A result without methods of its own: its data (strict JSON, or a function that returns it), and text."""
-
-    data: Any
-    lines: Sequence[str]
-    code: int = 0
+    def __init__(
+        self,
+        data: Any,
+        lines: Sequence[str] | Callable[[], Sequence[str]],
+        code: int = 0,
+        boards: Sequence["Board"] = (),
+        notes: Sequence[str] = (),
+        chart: "Callable[[], Figure] | None" = None,
+    ) -> None:
+        self.data, self.lines, self.code = data, lines, code
+        self.boards, self.notes, self.chart = boards, notes, chart
 
     if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
 
@@ -50,9 +59,50 @@ class Answer(Shown):
         return self.data() if callable(self.data) else self.data
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(self.lines() if callable(self.lines) else self.lines).rstrip("\n")
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self.boards:
+            return f"<pre>{html.escape(str(self))}</pre>"
+        from bench.results.render import html_fragment
+        from bench.results.table import Board
+
+        return html_fragment([*self.boards, *[Board("notes", "", [], [*self.notes])] * bool(self.notes)])
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """All rows with their values, under the columns' names; `table` is the title of the row's table.
+
+        Raises:
+            UserError: there are no rows yet.
+        """
+        import pandas as pd
+
+        if not self.boards:
+            raise UserError("there is no table: no run has ended on fresh seeds yet")
+        return pd.concat([board.table for board in self.boards], ignore_index=True)
+
+    def figure(self) -> "alt.TopLevelMixin":
+        """The chart of the result.
+
+        Raises:
+            UserError: there is nothing to draw.
+        """
+        if self.chart is None or not (figure := self.chart()).drawn:
+            raise UserError("there is nothing to draw: no run has ended yet")
+        return figure.altair()
+
+    def write(self, path: str | Path) -> None:
+        """Write the tables: Markdown, CSV, JSON, LaTeX or HTML by the suffix (.md, .csv, .json, .tex, .html), or text.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        from bench.results.render import FORMATS, written
+
+        write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))
 
 
 def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
@@ -68,11 +118,6 @@ def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
 
 def existing_stores(folders: Sequence[Path]) -> list[Path]:
     """Stores, by default the one of this folder; none if that does not exist yet."""
-    from bench.store.stores import no_store
-
-    for folder in folders:
-        if not folder.is_dir():
-            raise no_store(folder, "name one with --store DIR")
     return list(folders) or [folder for folder in [place("store")] if folder.is_dir()]
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.config.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean, counted, word_of
@@ -40,9 +39,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     if result.specimen is not None:
         lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
     lines += [f"note: {result.reason}"] * bool(result.reason)
-    if result.status in RESUMABLE and Store(store).last_checkpoint([result.run_id]):
-        more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
-        lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
+    lines += ["the same command continues it"] * (result.status in RESUMABLE)
     return [*lines, *(f"note: {remark}" for remark in remarks_on(result))]
 
 

@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT))
 from bench import __version__  # noqa: E402
 from bench.boards.collect import collect  # noqa: E402
 from bench.cli.commands import COMMANDS  # noqa: E402
-from bench.cli.help import command_help  # noqa: E402
-from bench.commands.describe import hyperparameter_rows, row, rows  # noqa: E402
+from bench.cli.help import command_help, trainer_lines  # noqa: E402
+from bench.commands.describe import hyperparameter_rows, rows  # noqa: E402
 from bench.config.options import task_options  # noqa: E402
-from bench.config.run_config import model_options, resolve  # noqa: E402
+from bench.config.run_config import resolve  # noqa: E402
 from bench.config.values import reference_folder  # noqa: E402
-from bench.plots.report import page, stores_in_words  # noqa: E402
+from bench.plots.report import page  # noqa: E402
 from bench.store.stores import Stores  # noqa: E402
 from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS, OptimizerSpec  # noqa: E402
@@ -79,7 +79,7 @@ shutil.copytree(
 # The report on the shipped runs, which the page `explore` embeds.
 STORES = Stores([], reference_folder())
 (HERE / "_extra").mkdir(exist_ok=True)
-(HERE / "_extra" / "report.html").write_text(page(collect(STORES), len(STORES.runs), stores_in_words(STORES)), "utf-8")
+(HERE / "_extra" / "report.html").write_text(page(collect(STORES), STORES), "utf-8")
 
 
 def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -115,13 +115,6 @@ def for_narrow_screens(app: Sphinx, doctree: nodes.document) -> None:
                 text.parent.replace(text, nodes.Text(shown))
 
 
-def trainer_lines() -> str:
-    """The options `--trainer.*`."""
-    options = model_options().items()
-    texts = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options)
-    return "\n".join(line for lines in texts for line in lines)
-
-
 def optimizer_lines(spec: OptimizerSpec) -> str:
     """An optimizer with its options."""
     return "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)])
@@ -129,7 +122,7 @@ def optimizer_lines(spec: OptimizerSpec) -> str:
 
 SECTIONS: dict[str, Callable[[], dict[str, str]]] = {
     "commands": lambda: {f"bench {name}": command_help(name) for name in COMMANDS},
-    "trainer": lambda: {"Training options": trainer_lines()},
+    "trainer": lambda: {"Training options": "\n".join(trainer_lines())},
     "tasks": lambda: {
         f"task {name}": "\n".join([spec.title, "", *rows("task", task_options(spec))]) for name, spec in TASKS.items()
     },

@@ -120,7 +120,7 @@ def test_import_is_light_and_names_are_loaded_when_used() -> None:
         "heavy = {'torch', 'lightning', 'numpy', 'pydantic', 'typing'} - before & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "assert {'fit', 'load', '__version__'} <= set(dir(bench))\n"
-        "bench.fit, bench.Run, bench.Table, bench.UserError\n"
+        "bench.fit, bench.Run, bench.Answer, bench.UserError\n"
         "assert not {'torch', 'lightning', 'altair', 'pandas'} & set(sys.modules)\n"
         "from bench import *\n"
         "assert compare is bench.compare and callable(compare)\n"
@@ -148,7 +148,7 @@ def test_fit_gives_the_run_of_the_command_and_trains_it_once(
     assert (run.task, run.opt, run.seed, run.settings["opt.lr"]) == ("synthetic", "ngd", 3, 0.1)
     monkeypatch.setattr(bench.train.runner, "run", None)
     again = bench.fit("synthetic", "ngd", lr=0.1, seed=3, **SHORT)
-    assert again == run
+    assert again.result == run.result
     assert again.run_id in repr(again)
     assert str(again) in again._repr_html_().replace("&#x27;", "'")
 
@@ -159,13 +159,7 @@ def test_fit_with_seeds_gives_the_runs_of_the_command(cli, monkeypatch: pytest.M
     answer = json.loads(cli("fit", *WORDS, "--opt.lr", 0.1, "--seeds", 3, "--engine", engine, "--json").out)
     assert isinstance(runs, bench.Runs)
     assert [(run.seed, run.settings["data_seed"]) for run in runs] == [(0, 0), (1, 1), (2, 2)]
-    assert [run["run_id"] for run in answer["runs"]] == [run.run_id for run in runs]
-    assert runs.mean is not None
-    assert (answer["mean"], answer["t_interval_95"]) == (runs.mean.mean, [runs.mean.low, runs.mean.high])
-    gaps = [run.result.excess() for run in runs]  # above the known infimum, so on a logarithmic scale
-    assert runs.mean.mean == pytest.approx(np.exp(np.mean(np.log(gaps))), rel=1e-12)
-    assert answer["mean_of"] == "train loss (suboptimality gap)"
-    assert 0 < runs.mean.low < runs.mean.mean < runs.mean.high
+    assert [run["run_id"] for run in answer] == [run.run_id for run in runs]
     monkeypatch.setattr("bench.execute.execute.execute", None)
     again = bench.fit("synthetic", "ngd", lr=0.1, seeds=[2, 0], **SHORT)
     assert [run.run_id for run in again] == [runs[2].run_id, runs[0].run_id]
@@ -186,18 +180,13 @@ def test_fit_refuses_options_of_one_run_with_seeds_and_of_several_without(given:
         bench.fit("synthetic", "ngd", **given, **SHORT)
 
 
-def test_a_run_has_its_tables_as_arrays() -> None:
+def test_a_run_has_its_tables_as_frames() -> None:
     run = bench.fit("synthetic", "ngd", lr=0.1, **SHORT)
     assert run.curve["step"].tolist() == [1, 2, 3, 4, 5]
-    assert {"loss", "grad_norm", "raw_step", "applied_step"} <= run.curve.keys()
-    assert run.evaluations["step"][-1] == 5
-    assert run.evaluations["loss"][-1] == pytest.approx(run.final)
-    assert "alignment" in run.measurements
-    for column in ("loss", "alignment", "val_loss"):
-        chart = run.figure(column).to_dict()  # valid
-        assert next(iter(chart["datasets"].values()))[-1]["x"] == 5
-    with pytest.raises(bench.UserError, match="unknown column 'los'; did you mean 'loss'"):
-        run.figure("los")
+    assert {"loss", "grad_norm", "raw_step", "applied_step"} <= {*run.curve}
+    runs = bench.load()
+    assert (runs.evaluations()["step"].max(), runs.evaluations()["loss"].iloc[-1]) == (5, pytest.approx(run.final))
+    assert "alignment" in {*runs.measurements()}
 
 
 def test_settings_have_all_forms() -> None:
@@ -295,7 +284,7 @@ def test_the_source_of_a_class_of_a_notebook_is_part_of_its_runs_ids(notebook, o
     cells = [*CELLS.values()]
     first = run(cells)
     assert (first.opt, first.result.versions["opt_package"].split()[0]) == ("Own", "source")
-    assert run(cells) == first
+    assert run(cells).run_id == first.run_id
     assert run([cell.replace(old, new) for cell in cells]).run_id != first.run_id
     assert set(bench.leaderboard().table["opt"]) == {"Own"}
 
@@ -343,18 +332,16 @@ def test_a_sweep_is_that_of_the_command(swept: bench.Sweep, cli) -> None:
     more = ("--seeds", "4,5", "--trainer.max_steps", 5, "--device", "cpu", "--dry-run", "--json")
     assert [run.run_id for run in swept.runs] == [*json.loads(cli("sweep", *words, *more).out)]
     assert swept.best.keys() == {"ngd", "sngd"}
-    assert set(swept.best.values()) <= {0.1, 1.0}
-    assert swept.table.table["table"].to_list() == ["ngd", "ngd", "sngd", "sngd"]
-    assert "against opt.lr" in str(swept.table)
+    assert all(best["opt.lr"] in (0.1, 1.0) for best in swept.best.values())
+    assert swept.table["table"].to_list() == ["ngd", "ngd", "sngd", "sngd"]
+    assert "against opt.lr" in str(swept)
     assert "<table" in swept._repr_html_()
     assert isinstance(swept.figure(), alt.TopLevelMixin)
 
 
-def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
+def test_runs_are_a_sequence_and_a_frame(swept: bench.Sweep) -> None:
     runs = bench.load(swept.runs[0].store)
-    with pytest.raises(bench.UserError, match="differ in more than their seeds"):
-        _ = runs.mean
-    assert (len(runs), runs[:0].mean) == (8, None)
+    assert len(runs) == 8
     assert {run.run_id for run in runs} == {run.run_id for run in swept.runs}
     assert isinstance(runs[1:3], bench.Runs)
     few = runs[:2]
@@ -362,7 +349,6 @@ def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
     assert table["opt.lr"].to_list() == [run.settings["opt.lr"] for run in runs]
     assert table["final"].to_list() == [run.final for run in runs]
     assert table["opt.max_step"].isna().sum() == 4
-    assert isinstance(few.figure(), alt.TopLevelMixin)
     assert few[0].run_id in str(few)
     assert few[0].run_id in few._repr_html_()
 
@@ -371,8 +357,6 @@ def test_no_runs_are_a_frame_too(tmp_path: Path) -> None:
     runs = bench.load(tmp_path)
     assert (len(runs), len(runs.runs()), runs.damaged) == (0, 0, ())
     assert runs.runs()["final"].dtype == "float64"
-    with pytest.raises(bench.UserError, match="there are no runs to draw"):
-        runs.figure()
     with pytest.raises(bench.UserError, match="there is no store"):
         bench.load(tmp_path / "nowhere")
 
@@ -454,7 +438,7 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
         "import bench\n"
         "run = bench.fit('mnist', 'sngd', lr=0.1, trainer={'max_epochs': 2}, seed=0)\n"
         "reveal_type(run)\nreveal_type(bench.load()[0].final)\nreveal_type(bench.leaderboard().code)\n"
-        "reveal_type(bench.fit('mnist', 'sngd', seeds=[3, 5]).mean)\n"
+        "reveal_type(bench.fit('mnist', 'sngd', seeds=[3, 5]).damaged)\n"
         "bench.fit('mnist', 'sngd', seed='zero')\n"
     )
     (tmp_path / "code.py").write_text(code)
@@ -468,7 +452,7 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
     )
     messages = [entry["message"] for entry in json.loads(answer.stdout)["generalDiagnostics"]]
     assert messages[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
-    assert all("Interval" in message for message in messages[3:4]), messages
+    assert messages[3].endswith('is "tuple[str, ...]"')
     assert len(messages) == 5
     assert messages[4].startswith('Argument of type "Literal[\'zero\']" cannot be assigned to parameter "seed"')
 
@@ -547,10 +531,3 @@ def test_a_notebook_goes_from_a_class_to_its_row_in_twelve_lines(tmp_path: Path,
         NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert "Signs" in str([out.get("data", {}).get("text/html") for out in notebook.cells[-1]["outputs"]])
     assert {run.opt for run in bench.load(store)} == {"Signs"}
-
-
-def test_a_mean_of_losses_at_the_floor_is_a_bound(cli: Any) -> None:
-    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--opt.lr", 1, "--seeds", 2, "--trainer.max_steps", 2000)
-    output = cli(*words, "--device", "cpu").out
-    assert "train loss (suboptimality gap) <=1e-16 in the geometric mean over 2 seeds\n" in output
-    assert json.loads(cli(*words, "--device", "cpu", "--json").out)["t_interval_95"] is None

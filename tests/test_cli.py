@@ -315,7 +315,6 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
         ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
         ("fit --task lm --opt muon --opt.rest", "unknown --opt.rest 'True'; known: gd, "),
         ("fit --task synthetic --opt sngdd", "unknown optimizer 'sngdd'; did you mean 'sngd'?"),
-        ("fit --task zzz --help", f"unknown task 'zzz'; known: {', '.join(TASKS)}"),
         ("fit --task synthetic --opt", "--opt needs a value"),
         ("fit --task --opt sngd", "--task needs a value"),
         ("fit --config", "--config needs a value"),
@@ -468,7 +467,7 @@ def test_missing_data_are_named_when_they_cannot_be_downloaded(cli, fake_mnist, 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a device that is always full")
 def test_a_full_disk_behind_standard_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "bench.cli", "list", "tasks"]
+        command = [sys.executable, "-m", "bench", "list", "tasks"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr == "bench: error: the disk is full; free some space, then repeat the command\n"
@@ -479,10 +478,8 @@ def test_memory_that_is_short_is_one_line(cli, store, command) -> None:
     words = ["--task", "synthetic", "--opt", "ngd", "--task.n", 10**15, "--trainer.max_steps", 5, "--device", "cpu"]
     answer = cli(command, *words, *(["--opt.lr", "1,2", "--seeds", 1] if command == "sweep" else []))
     assert answer.code == 1
-    assert answer.err.splitlines()[-1] == (
-        "bench: error: not enough memory for 8000000000000000 bytes; make the task or the batch smaller"
-        " (--task.*, --trainer.batch_size, --trainer.micro_batch_size), or end other programs"
-    )
+    assert answer.err.splitlines()[-1].startswith("bench: error: not enough memory; make the task or the batch smaller")
+    assert "8000000000000000 bytes" in answer.err
     assert "Traceback" not in answer.err
     assert list(Store(store).runs()) == []
 

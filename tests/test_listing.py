@@ -182,13 +182,8 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     attempt.checkpoint.write_bytes(b"")
     attempt.leave([record("a", status="killed", reason="stopped by SIGTERM at step 3", final=None, best=None)])
     out = cli("show", "a").out
-    assert f"bench fit --resume a --store {store}\n" in out
+    assert re.search(rf"continue it[^\n]*\n? *bench fit --task .* --store {store}\n", out)
     assert "notes:\n  stopped by SIGTERM at step 3\n" in out
-    attempt = begin(store, record("b"))
-    attempt.leave([record("b", status="killed")])
-    out = cli("show", "b").out
-    assert "--resume" not in out
-    assert "it has no checkpoint of its own, so it starts from step 0" in out
 
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):

@@ -48,14 +48,6 @@ def test_the_version_has_one_place() -> None:
     assert found.split() in ([], ["tests/test_packaging.py"])
 
 
-def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", absent)
-    assert bench.__version__ == PROJECT["project"]["version"]
-
-
 def test_a_missing_package_is_installed_by_uv_in_a_clone_and_by_pip_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,7 +304,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packages")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for kind, name in (("optimizer", "my_opt"), ("task", "my_task")):
-        subprocess.run([sys.executable, "-m", "bench.cli", "new", kind, name], cwd=folder, env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "bench", "new", kind, name], cwd=folder, env=environment, check=True)
     subprocess.run(["uv", "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
     packages = [folder / "my_opt", folder / "my_task"]
     python = folder / "env/bin/python"

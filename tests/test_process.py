@@ -54,7 +54,7 @@ def program(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def bench(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return program("-P", "-m", "bench.cli", *words, cwd=cwd)
+    return program("-P", "-m", "bench", *words, cwd=cwd)
 
 
 @pytest.mark.parametrize("code", [0, 3])

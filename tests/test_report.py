@@ -25,6 +25,7 @@ from bench.plots.report import page
 from bench.run_summary import fit_words
 from bench.store.block import DONE
 from bench.store.record import RunResult
+from bench.store.stores import Stores
 from tests.test_charts import HOSTILE, add_run, collect_all, everything
 
 
@@ -44,14 +45,15 @@ class Reader:
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def report(what: Collected, runs: int = 4) -> str:
-    return page(what, runs, "the store “runs”")
+def report(what: Collected, *stores: Path) -> str:
+    return page(what, Stores(stores))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with everything in it, and with malicious names."""
-    return report(everything(tmp_path_factory.mktemp("hostile") / "runs"))
+    store = tmp_path_factory.mktemp("hostile") / "runs"
+    return report(everything(store), store)
 
 
 # -- contents of the page -------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ def test_the_first_table_has_the_verdict_of_each_optimizer_on_each_task_the_read
         for opt, gain in (("adamw", 0.0), ("muon", 0.2), ("mine.py:Mine", 0.1)):
             add_run(store, opt=opt, seed=seed, final=0.5 + gain + 0.001 * seed)
         add_run(store, "synthetic", "gd", seed)
-    text = report(collect_all(store))
+    text = report(collect_all(store), store)
     rows = re.findall(r'<tr data-opt="([^"]*)"( class="ours")?><th scope="row">.*?</tr>', text)[:4]
     assert rows == [("mine.py:Mine", ' class="ours"'), ("adamw", ""), ("gd", ""), ("muon", "")]
     cells = re.findall(r'<td data-in="0" class="(\w*)" title="([^"]*)">(\S+) <small>([^<]*)</small>', text)
@@ -264,7 +266,7 @@ def test_charts_show_values_isolate_a_name_and_obey_the_filter(store, tmp_path):
         add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
         add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
     path = tmp_path / "a.html"
-    path.write_text(report(collect_all(store)), "utf-8")
+    path.write_text(report(collect_all(store), store), "utf-8")
     tip, first, isolated, rows, hidden, lines = evaluate(
         path,
         """
@@ -303,7 +305,7 @@ def test_tables_sort_by_words_and_numbers_with_missing_values_last(store, tmp_pa
         for seed in range(3 if final else 2):
             add_run(store, opt=opt, seed=seed, words={"opt.lr": 0.1}, final=final)
     path = tmp_path / "a.html"
-    path.write_text(report(collect_all(store, settings="all")), "utf-8")
+    path.write_text(report(collect_all(store, settings="all"), store), "utf-8")
     (words, numbers, sorts), console = evaluate(
         path,
         """

@@ -264,7 +264,7 @@ def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch:
 
 # -- several processes, through the command line --------------------------------------------------------------------
 
-BENCH = [sys.executable, "-m", "bench.cli"]
+BENCH = [sys.executable, "-m", "bench"]
 NODES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -318,20 +318,21 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("strategy", "opt", "again", "steps", "tolerance"),
+    ("strategy", "opt", "steps", "tolerance"),
     [
-        ("ddp", [SLOW], ["--opt", SLOW], 200, 1e-9),
-        pytest.param("ddp", ["sps", "--opt.gamma", "2"], [], 2000, 1e-9, marks=pytest.mark.ci),
-        pytest.param("fsdp", ["adam", "--trainer.average", "ema"], [], 800, 1e-6, marks=pytest.mark.ci),
+        ("ddp", [SLOW], 200, 1e-9),
+        pytest.param("ddp", ["sps", "--opt.gamma", "2"], 2000, 1e-9, marks=pytest.mark.ci),
+        pytest.param("fsdp", ["adam", "--trainer.average", "ema"], 800, 1e-6, marks=pytest.mark.ci),
     ],
     ids=["ddp, file", "ddp, sps", "fsdp, adam, ema"],
 )
 def test_two_devices_stop_resume_and_equal_one_device(
-    strategy: str, opt: list[str], again: list[str], steps: int, tolerance: float, store: Path
+    strategy: str, opt: list[str], steps: int, tolerance: float, store: Path
 ) -> None:
     words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", *opt]
     words += ["--trainer.checkpoint_seconds", "0.1"]
-    two = start(store, *words, "--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy)
+    devices = ["--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy]
+    two = start(store, *words, *devices)
     deadline = time.monotonic() + 200
     while not any(path.stat().st_size for path in store.glob("*/last.ckpt")):
         assert two.poll() is None, two.communicate()[1]
@@ -341,7 +342,7 @@ def test_two_devices_stop_resume_and_equal_one_device(
     stopped = answer(two)
     assert stopped["status"] == "killed"
     assert 0 < stopped["steps"] < steps
-    resumed = answer(start(store, "--resume", stopped["run_id"], *again))
+    resumed = answer(start(store, *words, *devices))
     assert (resumed["status"], resumed["steps"]) == ("completed", steps)
     settings = {word.lstrip("-"): value for word, value in zip(words[::2], words[1::2], strict=True)}
     one = runner.run(resolve({**settings, "store": store, "device": "cpu"}), progress=False)

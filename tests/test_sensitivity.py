@@ -170,7 +170,7 @@ def test_a_quasi_random_design_is_one_series_without_lines() -> None:
     assert "  note: best opt.lr 0.1, opt.c 3: median train loss 1" in lines(sweep)
     (panel,) = sweep_figure(sweep).panels
     assert [(line.name, len(line.x)) for line in panel.lines] == [*[("sps", 1)] * 3, ("gd", 2)]
-    assert Sweep(Runs([]), sweep).best == {"sps": {"opt.lr": 0.1, "opt.c": 3.0}, "gd": 0.2}
+    assert Sweep(Runs([]), sweep).best == {"sps": {"opt.lr": 0.1, "opt.c": 3.0}, "gd": {"opt.lr": 0.2}}
 
 
 def test_runs_that_have_not_ended_are_left_out_and_named() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from bench.errors import RunBusy, RunFailed
-from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
@@ -178,18 +177,6 @@ def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None
     assert {(run.status, run.steps) for run in kept.runs()} == {("killed", 2)}
     shutil.rmtree(writer.folder)
     assert [*kept.runs()] == []
-
-
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_killed_run_says_whether_it_continues(kept: Store, checkpoint: bool) -> None:
-    writer = begin(kept.folder, record("a"))
-    if checkpoint:
-        writer.checkpoint.touch()
-    kill(writer)
-    (killed,) = kept.runs()
-    assert killed.status == "killed"
-    assert ("before its first checkpoint" in str(killed.reason)) != checkpoint
-    assert (f"bench fit --resume a --store {kept.folder}" in " ".join(result_lines(killed, kept.folder))) == checkpoint
 
 
 BEGIN = """

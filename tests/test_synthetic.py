@@ -269,7 +269,7 @@ def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) 
     alone = run(resolve(settings), progress=False)
     shared = settings | {"trainer.devices": 2, "trainer.strategy": strategy}
     words = [word for name, value in shared.items() for word in (f"--{name}", str(value))]
-    subprocess.run([sys.executable, "-m", "bench.cli", "fit", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "bench", "fit", *words], check=True, capture_output=True)
     (run_id,) = {result.run_id for result in Store(store).runs()} - {alone.run_id}
     one, two = (read_tables(store / name)["measurements"] for name in (alone.run_id, run_id))
     assert one.keys() == two.keys()

@@ -12,7 +12,6 @@ import torch
 from bench.config.plugins import allowed
 from bench.errors import UserError
 from bench.store.store import Store
-from optimizers.plugins import provenance
 from tests.conftest import Answer, Cli
 from tests.stored import WILD, add_run, add_study, begin, kill, put, record
 
@@ -80,28 +79,6 @@ def test_readers_import_nothing_that_a_store_names(
     assert f"--opt {name}" in cli("show", run_id).out
     assert not imported()
     assert not list(here.rglob("marker"))
-
-
-@NAMES
-def test_resuming_a_run_requires_naming_its_unchanged_code(
-    cli: Cli, here: Path, imported: Callable[[], bool], name: str
-) -> None:
-    run_id = killed(here, name, "file 0123456789ab")
-    said_once(answer := cli("fit", "--resume", run_id), f"run {run_id} names {name}, and imports it only if you name")
-    assert answer.err.endswith(f"bench fit --resume {run_id} --opt {name}\n")
-    answer = cli("fit", "--resume", run_id, "--opt", name)
-    said_once(answer, f"run {run_id} began with {name} as file 0123456789ab, and here it is {provenance(name)}, so")
-    answer = cli("fit", "--resume", run_id, "--opt", "sgd")
-    said_once(answer, f"--opt sgd: run {run_id} was begun with {name}, which cannot be changed")
-    assert not imported()
-
-
-def test_named_and_unchanged_code_is_imported_from_any_place(
-    cli: Cli, here: Path, imported: Callable[[], bool]
-) -> None:
-    run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
-    cli("fit", "--resume", run_id, "--opt", "evil.py:X")
-    assert imported()
 
 
 def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,14 +137,6 @@ def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
     assert f"adds up to {EXTENSION_LIMIT} points beyond" in " ".join(cli("tune", "-h").out.split())
 
 
-def test_help_of_a_command_has_the_options_of_the_named_task_and_optimizer(cli) -> None:
-    for name in ("fit", "sweep", "tune"):
-        text = cli(name, "--opt", "sngd", "--task", "mnist", "-h").out
-        assert "--opt.max_step " in text
-        assert "--task.depth " in text
-    assert "--opt.betas" in cli("sweep", "--opt", "ngd,adam", "-h").out
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -176,7 +168,7 @@ RUN = "--task synthetic --opt sgd"
     [
         "list runs", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
         "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory",
-        f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
+        f"compare {RUN}", f"fit {RUN}", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:

@@ -6,18 +6,18 @@ the same call continues after an interruption. An interrupt saves the state and 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from bench.api import parameters as p
 from bench.api.boards import leaderboard, plot, report
 from bench.api.calls import Call, names, path_of, public
+from bench.api.checking import check
 from bench.api.introduction import quickstart
 from bench.api.listing import list_, show
-from bench.api.source import name_of
+from bench.api.papers import reproduce
 from bench.api.stores import load, merge, sql
 from bench.config.values import read_seeds
-from bench.errors import UserError
-from bench.output import Answer, Shown
+from bench.output import Answer
 
 if TYPE_CHECKING:
     from bench.api.results import Comparison, Study, Sweep
@@ -43,20 +43,18 @@ def fit(
     seed: int | None = None,
     seeds: p.Seeds | None = None,
     tuned: bool = False,
-    resume: str | None = None,
     rerun: bool = False,
     logger: str | None = None,
     **more: Unpack[p.Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
-    A stored run is returned at once.
+    A stored run is returned at once, and an interrupted one continues (on CPUs bit for bit).
 
     Args:
         seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
-        seeds: one run per seed, and their mean: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
+        seeds: one run per seed: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
-        resume: continue this interrupted run (on CPUs bit for bit).
         rerun: train again even if the result is stored.
 
     Raises:
@@ -67,7 +65,7 @@ def fit(
     from bench.api import fitting
 
     call = Call(more, task, [] if opt is None else [opt], seed=seed, logger=logger)
-    return fitting.fit(call, seeds, tuned=tuned, resume=resume, rerun=rerun)
+    return fitting.fit(call, seeds, tuned=tuned, rerun=rerun)
 
 
 @public
@@ -188,79 +186,6 @@ def compare(
     if call.dry_run:
         return studies.plan_of(comparison.contests_of(request), call)
     return comparison.compare(request, path_of(out))
-
-
-@public
-def check(
-    optimizer: p.Opt | None = None,
-    *,
-    task: str | None = None,
-    only: p.Names | None = None,
-    reference: str | None = None,
-    quick: bool = False,
-    limit: float = 30,
-    settings: p.Settings | None = None,
-    data: p.Place | None = None,
-    store: p.Place | None = None,
-    progress: bool = True,
-    **hyperparameters: Any,
-) -> Any:
-    """Check that an optimizer or a task behaves as training code expects: resume, groups, schedules, closures, DDP, ...
-
-    Options such as --opt.lr 0.1 set its hyperparameters, and --task.NAME VALUE those of a task. `bench list checks`
-    says what each checks. Exit code 1: a failure changes results or blocks a set-up.
-
-    Args:
-        optimizer: an optimizer of `bench list optimizers`, module:Class or file.py:Class.
-        task: check this task instead.
-        only: only these checks: A,B.
-        reference: another optimizer, whose steps its own must equal.
-        quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
-        limit: time limit of one check in seconds (default 30).
-    """
-    if not 0 < limit < float("inf"):
-        raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
-    from bench.api import checking
-
-    call = Call({**hyperparameters, "settings": settings, "data": data, "store": store})
-    name = optimizer if optimizer is None else name_of(optimizer)
-    checked = names("only", only)
-    return checking.check(name, task, checked, reference, call.words, call.places, quick=quick, limit=limit)
-
-
-@public
-def reproduce(
-    name: str | None = None,
-    *,
-    claims: bool = False,
-    quick: bool = False,
-    search: bool = False,
-    seeds: p.Seeds | None = None,
-    out: p.Place | None = None,
-    device: str = "auto",
-    settings: p.Settings | None = None,
-    **more: Unpack[p.Executing],
-) -> Shown:
-    """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
-
-    Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. A claim holds, fails or is
-    undecided only for an experiment as its paper defines it; the page 'Reproduce a paper' of the docs defines the other
-    verdicts.
-
-    Args:
-        name: an experiment of `bench list experiments`.
-        claims: show the shipped verdicts on the claims of all papers, or of paper NAME.
-        quick: few seeds and steps, under a minute; not evidence.
-        search: also search the constants that the paper does not state.
-        seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
-        out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
-    """
-    from bench.api import papers
-
-    if claims:
-        return papers.claims(name, path_of(out))
-    call = Call({**more, "settings": settings})
-    return papers.reproduce(name, path_of(out), device, call, seeds, quick=quick, search=search)
 
 
 @public

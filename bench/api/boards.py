@@ -4,8 +4,9 @@ import gc
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from bench.api import parameters as p
 from bench.api.calls import folders, names, pairs, path_of, public
@@ -16,7 +17,6 @@ from bench.text import cell
 if TYPE_CHECKING:
     import altair as alt
 
-    from bench.api.results import Table
     from bench.boards.collect import Collected
     from bench.results.table import Board
     from bench.store.stores import Stores
@@ -35,23 +35,17 @@ def reading() -> Iterator[None]:
         gc.enable()
 
 
-class Chosen(NamedTuple):
-    """The stores, their entries that a call selects, and what is damaged or excluded."""
-
-    stores: "Stores"
-    entries: "Collected"
-
-    def warn(self) -> tuple[int, dict[str, list[str]]]:
-        """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
-        code = warn_of(self.stores, sorted(set(self.entries.damaged)))
-        for note in self.entries.notes:
-            remark("note", note)
-        damaged = [*map(str, self.stores.damaged), *self.entries.damaged]
-        return code, {"damaged": list(dict.fromkeys(damaged)), "notes": self.entries.notes}
+def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list[str]]]:
+    """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
+    code = warn_of(stores, sorted(set(entries.damaged)))
+    for note in entries.notes:
+        remark("note", note)
+    damaged = [*map(str, stores.damaged), *entries.damaged]
+    return code, {"damaged": list(dict.fromkeys(damaged)), "notes": entries.notes}
 
 
-def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
-    """The entries of the stored runs that arguments of `bench.api.parameters.Choice` select (UserError)."""
+def _chosen(choice: Mapping[str, Any], target: float | None = None) -> tuple["Stores", "Collected"]:
+    """The stores, and the entries that arguments of `bench.api.parameters.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
@@ -70,7 +64,7 @@ def _chosen(choice: Mapping[str, Any], target: float | None = None) -> Chosen:
     metrics = sorted({problem.metric for problem in entries.problems})
     if target is not None and len(metrics) > 1:
         raise UserError(f"--target {target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return Chosen(stores, entries)
+    return stores, entries
 
 
 @public
@@ -82,7 +76,7 @@ def leaderboard(
     out: p.Place | None = None,
     target: float | None = None,
     **choice: Unpack[p.Choice],
-) -> "Table | Answer":
+) -> Answer:
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
     Exit code 1: a run could not be read.
@@ -96,39 +90,42 @@ def leaderboard(
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
     """
-    from bench.results.render import FORMATS, written
+    from bench.results.render import FORMATS, as_json, written
 
     file, requested = path_of(out), names("board", board)
     kind = format or ("table" if file is None else format_of(file, FORMATS))
     check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
-    chosen = _chosen(choice, target)
+    stores, entries = _chosen(choice, target)
     if explain is not None:
         from bench.boards import explain as explanations
 
-        rows = explanations.explain(chosen.entries, explain)
+        rows = explanations.explain(entries, explain)
         text = [line for row in rows for line in explanations.lines(row)]
-        code, _ = chosen.warn()
+        code, _ = _warned(stores, entries)
         if file is not None:
             write(file, "\n".join(text))
         return Answer(rows, [] if file is not None else text, code)
-    from bench.api.results import Table
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
     from bench.boards.matrix import summary
 
     shown = dict.fromkeys(BOARD_NAMES if "all" in (requested or ()) else requested or ["quality"])
-    boards = [_foreign(chosen, name) if ":" in name else BOARDS[name](chosen.entries) for name in shown]
-    code, left_out = chosen.warn()
-    if not chosen.entries.entries:
+    boards = [_foreign(stores, entries, name) if ":" in name else BOARDS[name](entries) for name in shown]
+    code, left_out = _warned(stores, entries)
+    if not entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    notes = tuple(dict.fromkeys(text for texts in left_out.values() for text in texts))
+    lines = list[str]()
     if file is not None:
         write(file, written(boards, kind, file))
-        return Table(boards, notes, kind, code, "")
-    return Table(boards, notes, kind, code, summary(chosen.entries) if requested is None and kind == "table" else None)
+    elif requested is None and kind == "table":
+        lines = [summary(entries)]
+    else:
+        lines = [written(boards, kind, None)]
+    notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
+    return Answer(partial(as_json, boards), lines, code, boards, [*notes])
 
 
-def _foreign(chosen: Chosen, name: str) -> "Board":
+def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
     """The board of a function `file.py:NAME` or `module:NAME`, from the DataFrame of the shown runs.
 
     Raises:
@@ -140,8 +137,8 @@ def _foreign(chosen: Chosen, name: str) -> "Board":
     from bench.results.table import Board, Column, Table
     from optimizers.plugins import PluginError, load
 
-    rows = {run.run_id: entry for entry in chosen.entries.entries for run in entry.runs.values()}
-    runs = frame(chosen.stores, "runs", [*rows])
+    rows = {run.run_id: entry for entry in entries.entries for run in entry.runs.values()}
+    runs = frame(stores, "runs", [*rows])
     runs.insert(0, "name", [rows[run_id].name for run_id in runs["run_id"]])
     runs.insert(0, "problem", [rows[run_id].problem.name for run_id in runs["run_id"]])
     try:
@@ -167,17 +164,16 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
     Args:
         out: the page (default: report.html).
     """
-    from bench.plots.report import page, stores_in_words
+    from bench.plots.report import page
 
     file = Path(out)
     if file.suffix.lower() not in (".html", ".htm") or file.is_dir():
         raise UserError(f"-o {out}: the report is a page; name a file that ends in .html")
     if not file.exists():
         check_output(file.parent)  # fail before the boards are made
-    chosen = _chosen(choice)
-    stores = chosen.stores
-    text = page(chosen.entries, len(stores.runs), stores_in_words(stores), len(stores.damaged))
-    code, left_out = chosen.warn()
+    stores, entries = _chosen(choice)
+    text = page(entries, stores)
+    code, left_out = _warned(stores, entries)
     write(file, text)
     return Answer({"out": file, "runs": len(stores.runs), **left_out}, [], code)
 
@@ -214,9 +210,9 @@ def plot(
             raise UserError(f"--{name} {value}: only curves have selectable axes, not {chart}")
     if (file := path_of(out)) is not None:
         check_ending(file)
-    chosen = _chosen(choice)
-    figure = curves(chosen.entries, y, x) if chart == "curves" else CHARTS[chart](chosen.entries)
-    code, left_out = chosen.warn()
+    stores, entries = _chosen(choice)
+    figure = curves(entries, y, x) if chart == "curves" else CHARTS[chart](entries)
+    code, left_out = _warned(stores, entries)
     if not figure.drawn:
         why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
         raise UserError(f"nothing to draw: {why or NO_ROWS}")

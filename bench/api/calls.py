@@ -111,10 +111,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     Raises:
         UserError: it is of another type, too small, empty, or no text in UTF-8.
     """
-    from pydantic import (
-        TypeAdapter,
-        ValidationError,
-    )  # takes 0.1 s, and usage errors of the command line do not need it
+    from pydantic import TypeAdapter, ValidationError  # takes 0.1 s, which usage errors need not wait for
 
     from bench.text import why_wrong
 

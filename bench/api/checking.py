@@ -1,50 +1,71 @@
-"""`bench check`."""
+"""`bench check`, and the list of its checks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from bench.api import parameters as p
+from bench.api.calls import Call, names, public
 from bench.check import GROUPS, Kind, catalogue
-from bench.check.run import report_on, text, write
 from bench.errors import UserError
 from bench.output import Answer, note
 from bench.progress import on_terminal, say, show_line
 
 
+@public
 def check(
-    optimizer: str | None,
-    task: str | None,
-    only: Sequence[str] | None,
-    reference: str | None,
-    settings: Mapping[str, Any],
-    places: Mapping[str, Path],
+    optimizer: p.Opt | None = None,
     *,
-    quick: bool,
-    limit: float,
+    task: str | None = None,
+    only: p.Names | None = None,
+    reference: str | None = None,
+    quick: bool = False,
+    limit: float = 30,
+    settings: p.Settings | None = None,
+    data: p.Place | None = None,
+    store: p.Place | None = None,
+    progress: bool = True,
+    **hyperparameters: Any,
 ) -> Answer:
-    """Check an optimizer or a task."""
-    options = {kind: {k[len(kind) + 1 :]: v for k, v in settings.items() if k.startswith(f"{kind}.")}
-               for kind in ("task", "opt")}  # fmt: skip
-    if task is not None and (optimizer is not None or reference or options["opt"]):
+    """Check that an optimizer or a task behaves as training code expects: resume, groups, closures, DDP and more.
+
+    Options such as --opt.lr 0.1 set its hyperparameters, and --task.NAME VALUE those of a task. `bench list checks`
+    says what each checks. Exit code 1: a failure changes results or blocks a set-up.
+
+    Args:
+        optimizer: an optimizer of `bench list optimizers`, module:Class or file.py:Class.
+        task: check this task instead.
+        only: only these checks: A,B.
+        reference: another optimizer, whose steps its own must equal.
+        quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
+        limit: time limit of one check in seconds (default 30).
+    """
+    if not 0 < limit < float("inf"):
+        raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
+    opts = [] if optimizer is None else [optimizer]
+    call = Call({**hyperparameters, "settings": settings, "data": data, "store": store}, task, opts)
+    options = {group: {k[len(group) + 1 :]: v for k, v in call.words.items() if k.startswith(f"{group}.")}
+               for group in ("task", "opt")}  # fmt: skip
+    if task is not None and (opts or reference or options["opt"]):
         raise UserError("--task checks only a task: remove the optimizer, --opt.* and --reference")
     if task is None and options["task"]:
         raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
-    name = optimizer if task is None else task
+    kind = cast(Kind, "optimizer" if task is None else "task")
+    name = call.words.get("opt" if task is None else "task")
     if name is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
+    from bench.check.run import report_on, text, write
 
     def show(place: str, verdict: Mapping[str, Any]) -> None:
         line = f"{place} {verdict['check']}: {verdict['verdict']} ({verdict['seconds']:.1f} s)"
         show_line("check", line) if on_terminal() else say(line)
 
-    what: dict[str, Any] = {"options": options["opt"], "reference": reference, "quick": quick}
-    if task is not None:
-        what = {"options": options["task"], "data": places["data"], "kind": "task"}
-    report = report_on(name, only=only, limit=limit, show=show, **what)
+    what: dict[str, Any] = {"reference": reference, "quick": quick} if task is None else {"data": call.places["data"]}
+    chosen = options["opt" if task is None else "task"]
+    report = report_on(name, options=chosen, only=names("only", only), limit=limit, show=show, kind=kind, **what)
     show_line("check")
     if task is None and only is None and not quick:
-        note(f"written to {write(places['store'], report)}")
+        note(f"written to {write(call.places['store'], report)}")
     return Answer(vars(report), text(report).split("\n"), int(not report.ok))
 
 
@@ -52,9 +73,11 @@ def listed() -> Answer:
     """The checks of optimizers and tasks."""
     kinds: tuple[Kind, ...] = ("optimizer", "task")
     data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
-    lines = [
-        f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
+    lines = {
+        kind: [
+            f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
+            for check in catalogue(kind).values()
+        ]
         for kind in kinds
-        for check in catalogue(kind).values()
-    ]
-    return Answer(data, [*lines[: len(data["optimizer"])], "", "Of tasks (--task):", *lines[len(data["optimizer"]) :]])
+    }
+    return Answer(data, [*lines["optimizer"], "", "Of tasks (--task):", *lines["task"]])

@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bench.api.calls import Call
-from bench.config.plugins import allowed
-from bench.config.run_config import RunConfig, on_device, resolve, settings_of
+from bench.config.run_config import RunConfig, on_device, resolve
 from bench.config.settings import sources_of
 from bench.config.tuned import Sources, tuned_file
 from bench.config.values import Seeds, read_seeds
-from bench.errors import UserError, unknown_run
+from bench.errors import UserError
 from bench.execute import command as runs
 from bench.execute.blocks import check_all
 from bench.output import Answer, note
 from bench.progress import SweepProgress, doing
 from bench.store.store import Store
-from bench.store.stores import no_store
 from bench.text import plain
-from optimizers.plugins import bare
 
 if TYPE_CHECKING:
     from bench.api.runs import Run, Runs
 
 
-def fit(call: Call, seeds: Seeds | None, *, tuned: bool, resume: str | None, rerun: bool) -> "Run | Runs | Answer":
+def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> "Run | Runs | Answer":
     """One run, or one for each of several seeds: stored ones, or new ones.
 
     Raises:
@@ -36,11 +33,7 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, resume: str | None, rer
         KeyboardInterrupt: it was stopped and saved.
     """
     several, words = None if seeds is None else read_seeds(seeds), call.folders | call.words
-    if resume is not None:
-        given = [name for name, value in (("config", call.config), ("rerun", rerun), ("tuned", tuned)) if value]
-        config = _resumed(resume, words, given, call)
-    else:
-        config = _configuration(words, call, tuned=tuned)
+    config = _configuration(words, call, tuned=tuned)
     sources: Sources = {}
     if tuned:
         sources = sources_of([config.model_copy(update={"seed": seed}) for seed in several or [config.seed]])
@@ -49,7 +42,7 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, resume: str | None, rer
         for name in call.efforts:
             raise UserError(f"--{name} is for several runs; give --seeds too, or leave it out")
         return _dry_run(config) if call.dry_run else _one(config, sources, call, rerun=rerun)
-    for name, value in (("seed", words.get("seed")), ("resume", resume), ("rerun", rerun or None)):
+    for name, value in (("seed", words.get("seed")), ("rerun", rerun or None)):
         if value is not None:
             raise UserError(f"--{name} is for one run; remove it or --seeds")
     return _several(config, several, sources, call)
@@ -96,7 +89,7 @@ def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> "Ru
 
 
 def _several(config: RunConfig, seeds: Sequence[int], sources: Sources, call: Call) -> "Runs | Answer":
-    """The stored or new run of each seed, and their mean; errors as for `bench.execute.command.results_of`."""
+    """The stored or new run of each seed; errors as for `bench.execute.command.results_of`."""
     from bench.api.runs import Run, Runs
 
     seeded = ["seed"] if "data_seed" in call.settings else ["seed", "data_seed"]
@@ -107,29 +100,6 @@ def _several(config: RunConfig, seeds: Sequence[int], sources: Sources, call: Ca
     view = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=call.progress)
     results = runs.results_of(configs, view, call.effort, plan="fit", sources=sources)
     return Runs([Run(result, config.store) for result in results])
-
-
-def _resumed(run: str, settings: dict[str, Any], given: Sequence[str], call: Call) -> RunConfig:
-    """The configuration of a stored run, by its id; UserError if options would change it."""
-    store = Store(call.places["store"])
-    named = {kind: [str(settings[kind])] for kind in ("task", "opt") if kind in settings}
-    if more := [*given, *sorted(settings.keys() - {"task", "opt", "store", "data", "logger"})]:
-        raise UserError(f"--resume takes the run's own settings; remove --{more[0]}, or start a new run")
-    if not store.folder.is_dir():
-        raise no_store(store.folder, "name it with --store DIR")
-    result = store.get(run)
-    if result is None:
-        raise unknown_run(run, (run.run_id for run in store.runs()), f"the store {store.folder}")
-    for kind, (name,) in named.items():
-        if bare(name) != bare(result.config[kind]):
-            raise UserError(f"--{kind} {name}: run {run} was begun with {result.config[kind]}, which cannot be changed")
-    words = call.command or ["bench", "fit", "--resume", run]
-    names = allowed(result.config, result.versions, named, f"run {run}", words)
-    config = resolve(settings_of(result.config) | settings | names | call.places, recorded=True)
-    if config.run_id != run:
-        why = "was started with another version of its task or optimizer"
-        raise UserError(f"run {run} {why}; train again without --resume")
-    return config
 
 
 def _dry_run(config: RunConfig) -> Answer:

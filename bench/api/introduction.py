@@ -1,12 +1,6 @@
-"""`bench quickstart`: a first comparison within seconds, with the parts of other commands.
+"""`bench quickstart`: a first comparison within seconds, with the parts of `bench sweep`, `leaderboard` and `plot`."""
 
-It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them on the board `quality`
-(`bench leaderboard`), and draws their training curves (`bench plot curves`).
-"""
-
-import os
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 from bench.api import parameters as p
@@ -16,18 +10,15 @@ from bench.progress import doing
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
-SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
-"""Columns of the board that are needed at first."""
 HONEST = (
-    f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens. The"
-    " table shows the format of a comparison. It does not show which optimizer is best."
+    f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens:\n"
+    "this shows the format of a comparison, not which optimizer is best."
 )
-NEXT = (
-    ("bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50", "tune both sides, then compare"),
-    ("bench new optimizer my_opt", "write your own"),
-    ("bench report -o report.html", "all boards and plots on one page"),
-)
-"""Suggested next commands, with reasons."""
+NEXT = """
+Try next:
+  bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50    tune both sides, then compare
+  bench new optimizer my_opt                                       write your own
+  bench report -o report.html                                      all boards and plots on one page"""
 
 
 @public
@@ -55,23 +46,20 @@ def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None,
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
-    from bench.boards.matrix import headlines
+    from bench.boards.matrix import headlines, summary
     from bench.boards.quality import quality
     from bench.plots.curves import curves
-    from bench.results.render import as_json, written
+    from bench.results.render import as_json
     from bench.store.stores import Stores
 
     collected = Collected.of(results, Stores([places["store"]]).tables)
     write(file, curves(collected).picture(file.suffix))
-    board = quality(collected)
-    (table,) = board.tables
-    columns = [column for column in table.columns if column.key in SHOWN]
-    board = replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
     ((_, verdict),) = headlines(collected)
-    tests = f"Sign tests over {SEEDS} seeds decide; at most 5 % of the verdicts of a row are false."
-    sentences = [f"{verdict} {tests}", HONEST]
-    data = {"boards": as_json([board]), "said": sentences, "plot": file, "next": [command for command, _ in NEXT]}
-    prefix = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
-    following = [f"  {prefix + command:<74} {why}" for command, why in NEXT]
-    words = [textwrap.fill(text, 100) + "\n" for text in sentences]
-    return Answer(data, [written([board], "table", None), *words, "Try next:", *following])
+    boards = [quality(collected)]
+    data = {"boards": as_json(boards), "said": [verdict, HONEST], "plot": file}
+    return Answer(
+        data,
+        [summary(collected), textwrap.fill(verdict, 100), "", HONEST, NEXT],
+        boards=boards,
+        notes=[verdict, HONEST],
+    )

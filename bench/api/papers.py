@@ -1,28 +1,14 @@
 """Experiments of papers: their list, the shipped verdicts, and one of them run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
-from bench.config.values import Seeds, counts_seeds, experiments, read_seeds
+from bench.api import parameters as p
+from bench.api.calls import Call, path_of, public
+from bench.config.values import counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer
 from bench.progress import doing
-
-if TYPE_CHECKING:
-    from bench.api.calls import Call
-    from bench.api.results import Table
-
-
-def claims(paper: str | None, out: Path | None) -> "Table":
-    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
-    from bench.api.results import Table
-    from bench.papers.shipped import board, read
-
-    table = Table([board(read(RESULTS, paper))])
-    if out is not None:
-        table.write(out)
-    return table
-
 
 RESULTS = Path(__file__).parents[2] / "results"
 """The shipped pages of papers, of a clone."""
@@ -38,10 +24,36 @@ def listed() -> Answer:
     return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 
+@public
 def reproduce(
-    name: str | None, folder: Path | None, device: str, call: "Call", seeds: Seeds | None, *, quick: bool, search: bool
+    name: str | None = None,
+    *,
+    claims: bool = False,
+    quick: bool = False,
+    search: bool = False,
+    seeds: p.Seeds | None = None,
+    out: p.Place | None = None,
+    device: str = "auto",
+    settings: p.Settings | None = None,
+    **more: Unpack[p.Executing],
 ) -> Answer:
-    """Run an experiment and write its output."""
+    """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
+
+    Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. A claim holds, fails or is
+    undecided only for an experiment as its paper defines it; the page 'Reproduce a paper' of the docs defines the other
+    verdicts.
+
+    Args:
+        name: an experiment of `bench list experiments`.
+        claims: show the shipped verdicts on the claims of all papers, or of paper NAME.
+        quick: few seeds and steps, under a minute; not evidence.
+        search: also search the constants that the paper does not state.
+        seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
+        out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
+    """
+    if claims:
+        return _claims(name, path_of(out))
+    call = Call({**more, "settings": settings})
     if name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench list experiments`")
     check_known("experiment", [name], experiments())
@@ -54,13 +66,23 @@ def reproduce(
     chosen = None if seeds is None else read_seeds(seeds)
     number = len(chosen) if chosen and seeds is not None and counts_seeds(seeds) else chosen
     version = Version(quick, search, number, call.words)
-    kind = "-quick" * version.quick + "-changed" * bool(
-        version.changes or version.seeds is not None
-    )  # so that no trial overwrites the real page
-    folder = folder or Path("reproduced") / f"{name}{kind}"
+    kind = "-quick" * quick + "-changed" * bool(call.words or seeds is not None)  # so that the real page stays
+    folder = path_of(out) or Path("reproduced") / f"{name}{kind}"
     if call.dry_run:
         todo = papers.ask(name, places, version).every
         about = [{"arm": arm, "seed": config.seed} for arm, config in todo]
         return dry_run([config for _, config in todo], call.effort, about)
     result = papers.reproduce(name, folder, places, version, call.effort)
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))
+
+
+def _claims(paper: str | None, out: Path | None) -> Answer:
+    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
+    from bench.papers.shipped import board, read
+    from bench.results.render import as_json, written
+
+    boards = [board(read(RESULTS, paper))]
+    answer = Answer(as_json(boards), [written(boards, "table", None)], boards=boards)
+    if out is not None:
+        answer.write(out)
+    return answer

@@ -4,7 +4,6 @@ import shlex
 from typing import Any
 
 from bench.browse.listing import local, seconds_text, studies_of
-from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.results.render import shown
 from bench.results.table import Table
@@ -98,10 +97,6 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
     place, order = shlex.join(["--store", str(store.folder)]), run.config["data_seed"]
     seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
     commands = {"train it again, in another store": f"{fit_words(run)} {seeds} --store again"}
-    if run.status in RESUMABLE and store.last_checkpoint([run.run_id]):
-        again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
-        commands["continue it"] = f"{shlex.join(again)} {place}"
-    elif run.status in RESUMABLE:
-        # A run of a sweep has the sweep's checkpoint, which the sweep's command continues.
-        commands["it has no checkpoint of its own, so it starts from step 0"] = f"{fit_words(run)} {seeds} {place}"
+    if run.status in RESUMABLE:
+        commands["continue it"] = f"{fit_words(run)} {seeds} {place}"
     return {what: cell(words) for what, words in commands.items()}

@@ -6,13 +6,12 @@ Cyclopts reads options, types, defaults and help from a function's signature and
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from bench import process
-from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
+from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, was_interrupted
 from bench.machine import is_main_process
 from bench.output import remark
 from bench.text import strict_json
@@ -57,25 +56,19 @@ def _exit_code(words: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remark("error", f"the disk is full{f' ({error.filename})' * bool(error.filename)}{MAKE_ROOM}")
             _close_output()
-        elif short := _memory_short(error):
-            remark("error", short)
         else:
-            raise
+            from bench.train.memory import ran_out
+
+            if not ran_out(error):
+                raise
+            advice = "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
+            remark("error", f"not enough memory; {advice}, or end other programs: {first_line(error)}")
     return code
 
 
 def _close_output() -> None:
     """Make the final flush of standard output succeed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _memory_short(error: BaseException) -> str | None:
-    """The message for lack of memory, from torch or Python; None for other errors."""
-    from bench.train.memory import ran_out
-
-    size = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
-    advice = "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size), or end"
-    return f"not enough memory{f' for {size[1]}' if size else ''}; {advice} other programs" if ran_out(error) else None
 
 
 def dispatch(words: list[str]) -> int:

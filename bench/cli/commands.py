@@ -156,12 +156,10 @@ def _described(error: wrong.CycloptsError, name: str) -> UserError:
         if option.startswith("-"):
             return UserError(f"{option} needs a value: {option} {option.lstrip('-').upper()}")
         return UserError(f"bench {name} needs {option.upper()}{': ' * bool(choices)}{', '.join(choices)}; {see}")
-    if isinstance(error, wrong.RepeatArgumentError):
-        return UserError(f"{str(error).split()[1]} is given twice; bench {name} takes one")
     if isinstance(error, wrong.CoercionError):
         wrong_choice = unknown(option.lstrip("-").lower(), error.token.value if error.token else "", choices)
         return wrong_choice if choices else UserError(f"{option} is a switch and takes no value")
-    return UserError(f"{' '.join(str(error).split())}; {see}")
+    return UserError(f"{' '.join(str(error).split()).rstrip('.')}; {see}")
 
 
 def unknown_option(given: str, known: Sequence[str], name: str = "") -> UserError:

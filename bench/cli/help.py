@@ -1,10 +1,10 @@
-"""The help of the program and its commands, with the settings of a task and an optimizer."""
+"""The help of the program and its commands, with the options of a task and an optimizer."""
 
 import io
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bench.cli.commands import COMMANDS, GROUPS, HEADINGS, app_of, options_of, settings_of_a_run
+from bench.cli.commands import COMMANDS, GROUPS, HEADINGS, app_of, settings_of_a_run
 from bench.commands.describe import hyperparameter_rows, row, rows, width, wrapped_lines
 from bench.errors import check_known
 
@@ -21,52 +21,41 @@ def program_help() -> str:
 
 
 def command_help(name: str, words: Sequence[str] = ()) -> str:
-    """The help of a command, with the options of the given task and optimizers.
-
-    Raises:
-        UserError: the task or an optimizer does not exist.
-    """
+    """The help of a command, with the options of the task and the optimizers among its words; UserError for others."""
     from rich.console import Console
 
-    file = io.StringIO()
-    app_of(name).help_print(console=Console(file=file, width=width(), highlight=False))
-    lines = [line.rstrip() for line in file.getvalue().strip().splitlines()]
-    return "\n".join([*lines, *row("-h, --help", "print this help"), *_settings(name, words)])
-
-
-def _settings(name: str, words: Sequence[str]) -> list[str]:
-    """The settings in dotted form that a command takes."""
     from bench.config.options import task_options
-    from bench.config.run_config import model_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    lines, groups = list[str](), GROUPS.get(name, ())
+    file, groups = io.StringIO(), GROUPS.get(name, ())
+    app_of(name).help_print(console=Console(file=file, width=width(), highlight=False))
+    lines = [*(line.rstrip() for line in file.getvalue().strip().splitlines()), *row("-h, --help", "print this help")]
     named = {option: value for word in words for option, _, value in [word.partition("=")]}
     named |= {option: value for option, value in pairwise(words) if not value.startswith("-")}
-    task, opts = named.get("--task"), [opt for opt in named.get("--opt", "").split(",") if opt]
-    if "task" in groups:
-        check_known("task", [] if task is None else [task], TASKS)
-        if task:
-            head = wrapped_lines(f"task {task}: {TASKS[task].title}", "", "  ")
-            lines += ["", *head, *rows("task", task_options(TASKS[task]))]
-        elif "--task" in options_of(name):
-            lines += ["", *wrapped_lines(f"Name a task for its options: bench {name} --task mnist --help")]
-            lines += wrapped_lines(f"tasks: {', '.join(TASKS)}", "  ", "    ")
-    if "opt" in groups:
-        check_known("optimizer", opts, OPTIMIZERS)
-        for opt in opts:
-            spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
-            lines += ["", *wrapped_lines(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
-        if not opts and "--opt" in options_of(name):
-            lines += ["", *wrapped_lines(f"Name an optimizer for its options: bench {name} --opt sngd --help")]
-            lines += wrapped_lines(f"optimizers: {', '.join(OPTIMIZERS)}", "  ", "    ")
+    task = named.get("--task") if "task" in groups else None
+    opts = [opt for opt in named.get("--opt", "").split(",") if opt and "opt" in groups]
+    check_known("task", [task] if task else [], TASKS)
+    check_known("optimizer", opts, OPTIMIZERS)
+    for group, word, chosen in (("task", "TASK", task), ("opt", "OPTIMIZER", opts)):
+        if group in groups and not chosen:
+            lines += row(f"--{group}.NAME VALUE", f"`bench show {word}` lists the options")
+    if task:
+        lines += ["", *wrapped_lines(f"task {task}: {TASKS[task].title}", "", "  ")]
+        lines += rows("task", task_options(TASKS[task]))
+    for opt in opts:
+        spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
+        lines += ["", *wrapped_lines(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
     if "trainer" in groups:
         of_a_run = [line for key, text in settings_of_a_run(name).items() for line in row(f"--{key}", text)]
-        lines += ["", "run:", *of_a_run, "", "trainer:"]
-        measured = task and TASKS[task].measure_every is not None
-        for key, option in model_options().items():
-            if not task or key != ("observe" if measured else "measure_every"):
-                default = f"default {option.default}" if option.default is not None else ""
-                lines += row(f"--trainer.{key}", option.help, default)
-    return lines
+        lines += ["", "run:", *of_a_run, "", "trainer:", *trainer_lines()]
+    return "\n".join(lines)
+
+
+def trainer_lines() -> list[str]:
+    """The options `--trainer.*`."""
+    from bench.config.run_config import model_options
+
+    options = model_options().items()
+    texts = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options)
+    return [line for lines in texts for line in lines]

@@ -17,12 +17,6 @@ Names = Mapping[str, str]
 """A `task` and an `opt`."""
 
 
-def naming(*recorded: Names) -> list[str]:
-    """Command-line words for code that records name and that is not installed: `--opt my_file.py:MyOpt`."""
-    pairs = dict.fromkeys((kind, names[kind]) for names in recorded for kind in _REGISTRIES if kind in names)
-    return [word for kind, name in pairs if not _installed(kind, name) for word in (f"--{kind}", name)]
-
-
 def allowed(
     recorded: Names,
     versions: Mapping[str, object],
@@ -41,7 +35,7 @@ def allowed(
         name = recorded[kind] if _installed(kind, recorded[kind]) else next(same, None)
         names |= {kind: name} if name is not None else {}
     if unnamed := {kind: recorded[kind] for kind in _REGISTRIES if kind not in names}:
-        words = shlex.join([*command, *naming(unnamed)])
+        words = shlex.join([*command, *(word for kind, name in unnamed.items() for word in (f"--{kind}", name))])
         why = f"{what} names {' and '.join(unnamed.values())}, and imports it only if you name it too: {words}"
         raise UserError(clean(why))
     for kind, name in names.items():

@@ -64,17 +64,6 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
     return figure(collected, panels)
 
 
-def of_runs(
-    title: str, runs: Sequence[tuple[str, str, Mapping[str, Columns], Sequence[Mapping[str, Any]]]], column: str
-) -> Figure:
-    """A column as for `curves`, a line for each run; `runs` are name, optimizer, tables and evaluations of each."""
-    lines = {name: [points_of(tables, column, rows)] for name, _, tables, rows in runs}
-    if not any(line for (line,) in lines.values()):
-        raise no_column(column, {known for *_, tables, rows in runs for known in names_of(tables, rows)})
-    panel = replace(mean_panel(title, label(column), lines), notes=())
-    return Figure([panel], {name: opt for name, opt, *_ in runs})
-
-
 def label(column: str) -> str:
     """The words of a column."""
     evaluated = column.removeprefix(EVALUATED)

@@ -26,19 +26,14 @@ from bench.store.stores import Stores
 from bench.text import cell, listed
 
 
-def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
-    """The page; the same store gives the same bytes.
-
-    `runs` is the number of runs in the stores, `stores` their names (`stores_in_words`), `damaged` the number of
-    unreadable files.
-    """
+def page(collected: Collected, stores: Stores) -> str:
+    """The page on these stores; the same store gives the same bytes."""
     collected = replace(collected, tables=cache(collected.tables))  # charts and boards use the same runs
     entries, problems = collected.entries, [*collected.problems]
     place_of = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [make(collected) for make in BOARDS.values()]
     figures = {kind: make(collected) for kind, make in CHARTS.items()} | {"evaluations": _evaluations(collected)}
     charts = [chart for kind, figure in figures.items() for chart in _charts(kind, figure)]
-    damaged += len({*collected.damaged})  # boards and charts may have found more
     rows = matrix(collected)
     ours = our_names(collected) & rows.keys()
     shorter = short_names(problems)
@@ -77,10 +72,10 @@ def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
         boards=[board for board in boards if board.notes],
         row_of=row_of,
         word_in=word_in,
-        runs=runs,
+        runs=len(stores.runs),
         shown=len(place_of),
-        stores=stores,
-        damaged=damaged,
+        stores=_in_words(stores),
+        damaged=len(stores.damaged) + len({*collected.damaged}),  # which boards and charts may have found
         notes=collected.notes,
         reference=collected.reference,
     )
@@ -136,7 +131,7 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
         }
 
 
-def stores_in_words(stores: Stores) -> str:
+def _in_words(stores: Stores) -> str:
     """Stores for a shared page: the names of their folders, without paths of this machine."""
     names = [f"“{cell(folder.name)}”" for folder in stores.folders]
     named = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] * bool(names)
