@@ -161,6 +161,7 @@ def compare(
     trials: int | None = None,
     seeds: p.Seeds | None = None,
     report_seeds: p.Seeds = 7,
+    anyway: bool = False,
     out: p.Place | None = None,
     **more: Unpack[p.Fitting],
 ) -> "Comparison | Answer":
@@ -175,6 +176,7 @@ def compare(
         against: baselines to tune as well; the first is the reference (default: adamw, or gd for full batches).
         seeds: tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default 2, or those of the
             reference results.
+        anyway: continue even if a failed check changes results.
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
@@ -182,7 +184,7 @@ def compare(
     from bench.api import comparison, studies
 
     tasks, baselines = names("task", task) or [], names("against", against)
-    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds)
+    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds, anyway)
     if call.dry_run:
         return studies.plan_of(comparison.contests_of(request), call)
     return comparison.compare(request, path_of(out))

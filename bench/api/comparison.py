@@ -44,6 +44,7 @@ class Request(NamedTuple):
     trials: int | None
     seeds: Seeds | None
     report_seeds: Seeds
+    anyway: bool
 
     @property
     def tuning_seeds(self) -> list[int]:
@@ -71,7 +72,7 @@ def compare(request: Request, out: Path | None) -> Comparison:
     crew = crew_for(todo, call)
     for spec in {study.spec.opt: study.spec for studies in todo for study in studies}.values():
         if spec.opt in request.opts:
-            _check(spec, call)
+            _check(spec, request)
     for contest in contests:
         note(contest.title)
     folder = None if out is None else out / "tuned"
@@ -162,22 +163,25 @@ def _baseline(specs: "Sequence[StudySpec]", request: Request) -> "StudyRecord | 
     return None
 
 
-def _check(spec: "StudySpec", call: "Call") -> None:
+def _check(spec: "StudySpec", request: Request) -> None:
     """Check an optimizer as `bench check` does, unless the store has its report; RunFailed if it changes results."""
     from bench.check.run import failed, headline, report_on, stored, versions, write
 
     options = {name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")}
-    report = stored(call.places["store"], spec.opt, options, versions())
+    store = request.call.places["store"]
+    report = stored(store, spec.opt, options, versions())
     if report is None:
         with doing(f"checking {spec.opt}"):
             report = report_on(spec.opt, options=options)
-        write(call.places["store"], report)
+        write(store, report)
     note(f"{report.name}: {headline(report)}")
     wrong = [v["check"] for v in failed(report) if v["check"] == "builds" or v.get("severity") == "results"]
     if wrong:
         command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
         why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
-        raise RunFailed(f"{why}; bench tune and bench leaderboard do not check")
+        if not request.anyway:
+            raise RunFailed(f"{why}; --anyway continues")
+        note(why)
 
 
 def ranking(results: "Sequence[StudyResult]", request: Request) -> tuple["list[Board]", list[str], "Figure | None"]:

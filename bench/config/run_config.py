@@ -52,7 +52,7 @@ class TrainerOptions(BaseModel):
     max_epochs: Positive | None = None
     """passes over the training data, in (0, inf); the task's budget by default"""
     max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
-    """optimizer steps; with max_epochs, the smaller applies"""
+    """optimizer steps, or gradients if a step computes several; with max_epochs, the smaller applies"""
     max_seconds: Positive | None = None
     """training time in seconds after which the run stops with status `timeout`"""
     batch_size: Count | Literal["full"] | None = None
