@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from bench.config.values import place, reference_folder
+from bench.config.values import community_folders, place, reference_folder
 from bench.errors import UserError
 from bench.progress import say
 from bench.text import clean
@@ -105,7 +105,7 @@ class Answer:
         write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))
 
 
-def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
+def open_stores(folders: Sequence[Path], *, reference: bool = True, community: bool = False) -> "Stores":
     """Stores, by default the one of this folder if it exists, and the reference results unless left out."""
     from bench.store.stores import Stores
 
@@ -113,7 +113,7 @@ def open_stores(folders: Sequence[Path], *, reference: bool = True) -> "Stores":
     if not folders:
         default = place("store")
         folders = [] if shipped is not None and not os.path.lexists(default) else [default]
-    return Stores(list(folders), shipped)
+    return Stores(list(folders), shipped, community_folders() if community else [])
 
 
 def existing_stores(folders: Sequence[Path]) -> list[Path]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 NARROWEST = 20
 """Minimum number of columns, even if a terminal reports fewer. Ours."""
+_NARROW, _WIDE = 60, 111
+"""Columns of help. Ours."""
 
 
 def columns() -> int | None:
@@ -29,3 +31,21 @@ def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = 
     text, limit = between.join(part.replace(" ", "\xa0") for part in parts), max(NARROWEST, wide)
     lines = textwrap.wrap(text, limit, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines or [indent] * bool(parts)]
+
+
+def width() -> int:
+    """Columns of help."""
+    return max(_NARROW, min(_WIDE, columns() or _WIDE))
+
+
+def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
+    """The text in lines that fit the terminal; none for an empty text."""
+    return textwrap.wrap(text, width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def row(flag: str, text: str, extra: str = "") -> list[str]:
+    """A name and its meaning, wrapped."""
+    lines = wrapped_lines(f"{text} ({extra})" if text and extra else text or extra, " " * 31, " " * 31)
+    if len(flag) < 28 and lines:
+        return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
+    return [f"  {flag}", *lines]

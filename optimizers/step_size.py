@@ -153,12 +153,13 @@ def run_closure(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[bool], Tensor]) -> Callable[[], Tensor]:
     """The closure of an optimizer's step when loss and gradients are already computed.
 
     Its first call returns a copy of the known loss, unless weights have changed or a gradient was cleared, replaced or
-    changed (torch's protocol begins with `zero_grad()`); all other calls evaluate again. A change through `p.data` goes
-    unnoticed, since `p` keeps its version: the check `closure` of `bench check` fails for such methods.
+    changed (torch's protocol begins with `zero_grad()`); all other calls evaluate again. `evaluate` gets whether the
+    method needs this evaluation: not if it repeats the known one, which the step has not used. A change through
+    `p.data` goes unnoticed, since `p` keeps its version: the check `closure` of `bench check` fails for such methods.
     """
     pending, versions = [loss], [p._version for p in params]
     grads = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
@@ -172,9 +173,10 @@ def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Te
     def closure() -> Tensor:
         if pending and unchanged():
             return pending.pop().clone()
+        needed = not pending or versions != [p._version for p in params]
         pending.clear()
         grads.clear()  # their memory is free for the evaluation
         with torch.enable_grad():  # for steps that do not enable gradients themselves
-            return evaluate()
+            return evaluate(needed)
 
     return closure

@@ -73,6 +73,17 @@ def test_the_verdicts_come_first_and_fit_forty_lines(cli, filled):
     assert "Quality at a fixed budget" in cli("leaderboard", "--board", "all").out
 
 
+def test_rows_of_the_community_are_shown_on_request_and_marked(cli, filled, tmp_path, monkeypatch):
+    submitted = tmp_path / "community" / "someone" / "runs"
+    add_tuned(submitted, "ngd", A)
+    monkeypatch.setattr("bench.output.community_folders", lambda: [submitted])
+    words = ("leaderboard", "--board", "quality", "--reference", "adam", "--json")
+    assert "ngd" not in cli(*words).out
+    (board,) = strict(cli(*words, "--community").out)
+    names = {row["opt"] for table in board["tables"] for row in table["rows"]}
+    assert names == {"adam", "sgd", "ngd (community: someone)"}
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, kind):
     words = ("leaderboard", "--board", "all", "--format", kind)
@@ -141,7 +152,10 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     answer = cli("leaderboard")
     assert (answer.code, answer.out) == (2, "")
     assert "note: mnist, max_steps 100: no run of sgd has finished (1 killed)" in answer.err
-    assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
+    assert (
+        "nothing to compare: no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
+        in answer.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ def test_a_file_trains_whatever_its_step_takes(
     for seed in (0, 1):
         result_of_file, reference = results[opt, seed], results["sgd", seed]
         assert result_of_file.engine == engine
-        assert result_of_file.final == pytest.approx(reference.final, rel=1e-9)
+        assert result_of_file.cost - reference.cost in (0, 1)  # two gradients a step may be one too many
+        curve, plain = (Store(store).tables(run.run_id)["curve"]["loss"] for run in (result_of_file, reference))
+        assert curve == pytest.approx(plain[: len(curve)], rel=1e-9)
         assert result_of_file.versions["opt_package"].startswith("file ")
         assert "opt_package" not in reference.versions
 

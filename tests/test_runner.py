@@ -149,7 +149,7 @@ def test_a_run_out_of_time_is_a_result(store: Path) -> None:
 
 
 def test_moving_weights_before_the_closure_triggers_a_new_evaluation(store: Path) -> None:
-    config = config_of(Case("sgd", 4), **{"trainer.max_steps": 5})
+    config = config_of(Case("sgd", 4), **{"trainer.max_steps": 10})  # gradients, two a step
     task, plan = build(config)
     plan.make_optimizer = Sam
     trainer = runner.make_trainer(config, [])

@@ -58,7 +58,7 @@ SWEEP = "sweep --task synthetic --opt sgd --opt.lr 1,2 --seeds 1"
         ("fit --task cifar10 --opt sgd --data nowhere", "missing data: data_batch_1, "),
         ("fit --task lm --opt sgd --data .", "missing data: input.txt expected in tiny_shakespeare"),
         ("fit --task lm --opt sgd --task.corpus none", "--task.corpus=none is not known"),
-        (f"{SWEEP} --store file", "'file': it is a file, not a folder; name"),
+        (f"{SWEEP} --store file", "'file': it is a file, not a folder; leave"),
         ("suite vision --data .", "missing data: train-images-idx3-ubyte.gz, "),
         ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
     ],

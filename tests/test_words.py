@@ -174,7 +174,7 @@ RUN = "--task synthetic --opt sgd"
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:
     file = tmp_path / "file"
     file.touch()
-    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file, not a folder; name one, or"
+    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file, not a folder; leave it out"
     for more in (["--store", str(file)], []):
         answer = cli(*words.split(), *more)
         assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)

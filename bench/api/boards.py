@@ -44,13 +44,16 @@ def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list
     return code, {"damaged": list(dict.fromkeys(damaged)), "notes": entries.notes}
 
 
-def _chosen(choice: Mapping[str, Any], target: float | None = None) -> tuple["Stores", "Collected"]:
+def _chosen(
+    choice: Mapping[str, Any], target: float | None = None, *, community: bool = False
+) -> tuple["Stores", "Collected"]:
     """The stores, and the entries that arguments of `bench.api.parameters.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: it is not a finite number")
-    stores = open_stores(folders(choice.get("store")), reference=not choice.get("no_reference", False))
+    is_alone = choice.get("no_reference", False)
+    stores = open_stores(folders(choice.get("store")), reference=not is_alone, community=community)
     reference = choice.get("reference")
     with reading():
         entries = collect(
@@ -75,6 +78,7 @@ def leaderboard(
     format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
     out: p.Place | None = None,
     target: float | None = None,
+    community: bool = False,
     **choice: Unpack[p.Choice],
 ) -> Answer:
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
@@ -89,13 +93,14 @@ def leaderboard(
         format: format on standard output (default: table); a file's is that of its ending.
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
+        community: also show the results that others have submitted, marked (see 'Submit results' in the docs).
     """
     from bench.results.render import FORMATS, as_json, written
 
     file, requested = path_of(out), names("board", board)
     kind = format or ("table" if file is None else format_of(file, FORMATS))
     check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
-    stores, entries = _chosen(choice, target)
+    stores, entries = _chosen(choice, target, community=community)
     if explain is not None:
         from bench.boards import explain as explanations
 

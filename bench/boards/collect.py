@@ -37,7 +37,7 @@ OWN_VERSIONS = ("opt", "opt_package", "rest")
 """Versions that must be equal within an entry."""
 REFERENCES = ("adamw", "gd")
 """Default references: for mini-batches and for full batches. Ours."""
-NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
+NO_ROWS = "no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
 _MORE = "--settings all shows all"
 
 Tables = Callable[[str, str], Mapping[str, Columns]]
@@ -80,6 +80,7 @@ class Entry(Group):
     tuned_elsewhere: bool  # by a study that is not in these stores
     shipped: int = 0  # number of reference results
     excluded: int = 0  # number of tried settings that a cap excluded
+    community: str = ""  # names of submissions (`docs/submit.md`) that have its runs
     conformance: str | None = None  # verdict of `bench check`: `pass`, or the names of failed checks
 
     @property
@@ -280,7 +281,7 @@ class Collected:
 
         Empty if that is all of them.
         """
-        opts = {entry.opt for entry in self.chosen}
+        opts = {entry.opt for entry in self.chosen if not entry.community}
         ours = opts - {*OPTIMIZERS.own} or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
         return frozenset(ours if ours != opts else ())
 
@@ -368,6 +369,8 @@ def collect(
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
+        submissions = {stores.community.get(run.run_id, "") for run in entry.runs.values()}
+        entry.community = ", ".join(sorted(submissions - {""}))
         entry.excluded = capped(entry.study, by_id) if entry.study else 0
     used = {run.run_id for entry in entries for run in entry.runs.values()}
     tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
@@ -387,6 +390,7 @@ def collect(
         for entry in group:
             if count[entry.opt] > 1:
                 entry.name = f"{entry.opt} ({differing(entry, group)})"
+            entry.name += f" (community: {entry.community})" * bool(entry.community)
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     return Collected(shown, chosen, by_id, stores.tables, reference, target, unranked, notes)

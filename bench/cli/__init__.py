@@ -85,14 +85,19 @@ def dispatch(words: list[str]) -> int:
 
         print(__version__)
         return 0
-    from bench.cli.commands import COMMANDS, parse, unknown_command
+    from bench.cli.program import COMMANDS, program_help
 
-    if name is not None and name not in COMMANDS:
+    if name is None:
+        print(program_help())
+        return 0
+    from bench.cli.commands import parse, unknown_command
+
+    if name not in COMMANDS:
         raise unknown_command(name)
-    if name is None or any(word in HELP for word in words):
-        from bench.cli.help import command_help, program_help
+    if any(word in HELP for word in words):
+        from bench.cli.help import command_help
 
-        print(program_help() if name is None else command_help(name, [word for word in words if word != name]))
+        print(command_help(name, [word for word in words if word != name]))
         return 0
     result = parse(name, words[1:])()
     code: int = getattr(result, "code", 0)

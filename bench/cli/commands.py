@@ -2,29 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
-from bench import api, near
+from bench import near
 from bench.api.calls import meaning
+from bench.cli.program import COMMANDS
 from bench.errors import UserError, unknown
 
-HEADINGS = {
-    "train": ("quickstart", "fit", "sweep"),
-    "tune": ("tune", "suite"),
-    "compare": ("compare", "leaderboard", "report", "plot", "check", "reproduce"),
-    "look": ("list", "show", "sql", "data", "doctor"),
-    "share": ("new", "merge", "verify"),
-}
-"""The commands of `bench --help` by heading."""
-COMMANDS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(api, "list_" if name == "list" else name) for names in HEADINGS.values() for name in names
-}
-"""The function of each command."""
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
 )

@@ -1,32 +1,22 @@
-"""The help of the program and its commands, with the options of a task and an optimizer."""
+"""The help of a command, with the options of a task and an optimizer."""
 
 import io
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bench.cli.commands import COMMANDS, GROUPS, HEADINGS, app_of, settings_of_a_run
-from bench.commands.describe import hyperparameter_rows, row, rows, width, wrapped_lines
+from bench.cli.commands import GROUPS, app_of, settings_of_a_run
+from bench.commands.describe import hyperparameter_rows, rows
+from bench.config.options import task_options
+from bench.config.run_config import model_options
 from bench.errors import check_known
-
-
-def program_help() -> str:
-    """The help of `bench`."""
-    lines = ["usage: bench [-h] [--version] COMMAND ...", "", "Compare optimizers on attention models.", ""]
-    for heading, names in HEADINGS.items():
-        summaries = {name: (COMMANDS[name].__doc__ or "").partition("\n")[0].rstrip(".") for name in names}
-        lines += [f"{heading}:", *(line for name, text in summaries.items() for line in row(name, text)), ""]
-    lines += ["options:", *row("-h, --help", "of the program, or of a command, anywhere after its name")]
-    lines += [*row("--version", "print the version"), *row("--json", "of a command: print only JSON")]
-    return "\n".join([*lines, "", "Start with: bench quickstart"])
+from bench.terminal import row, width, wrapped_lines
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 
 
 def command_help(name: str, words: Sequence[str] = ()) -> str:
     """The help of a command, with the options of the task and the optimizers among its words; UserError for others."""
     from rich.console import Console
-
-    from bench.config.options import task_options
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
 
     file, groups = io.StringIO(), GROUPS.get(name, ())
     app_of(name).help_print(console=Console(file=file, width=width(), highlight=False))
@@ -54,8 +44,6 @@ def command_help(name: str, words: Sequence[str] = ()) -> str:
 
 def trainer_lines() -> list[str]:
     """The options `--trainer.*`."""
-    from bench.config.run_config import model_options
-
     options = model_options().items()
     texts = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options)
     return [line for lines in texts for line in lines]

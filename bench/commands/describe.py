@@ -1,20 +1,17 @@
 """Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from bench.config.options import Option, all_optimizer_options, optimizer_options, stored, task_options
-from bench.terminal import columns
+from bench.terminal import row, wrapped_lines
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
 from optimizers.groups import REST, ROLES
 from tasks import TaskSpec
 from tasks.core.quantities import HEADS, OBSERVED
 
-_NARROWEST, _WIDEST = 60, 111
-"""Columns of help. Ours."""
 _FACTS = (
     "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
     "family", "source", "measure_every",
@@ -88,16 +85,6 @@ def _measurements(spec: TaskSpec) -> list[str]:
     return [line for text, group in names.items() for line in row(", ".join(group), text)]
 
 
-def width() -> int:
-    """Columns of help."""
-    return max(_NARROWEST, min(_WIDEST, columns() or _WIDEST))
-
-
-def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
-    """The text in lines that fit the terminal; none for an empty text."""
-    return textwrap.wrap(text, width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
-
-
 def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:
     """The hyperparameters of an optimizer, and how to set them by role."""
     rest = replace(all_optimizer_options(spec, {})[REST], default=spec.rest)
@@ -110,11 +97,3 @@ def rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
     """Options of a task or an optimizer, each with its meaning, type and default."""
     texts = ((o, f"{o.type_name}, default {o.default_text}") for o in options.values())
     return [line for o, extra in texts for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), extra)]
-
-
-def row(flag: str, text: str, extra: str = "") -> list[str]:
-    """A name and its meaning, wrapped."""
-    lines = wrapped_lines(f"{text} ({extra})" if text and extra else text or extra, " " * 31, " " * 31)
-    if len(flag) < 28 and lines:
-        return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
-    return [f"  {flag}", *lines]

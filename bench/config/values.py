@@ -134,6 +134,11 @@ def reference_folder() -> Path | None:
     return folder if named != "" and folder.is_dir() else None
 
 
+def community_folders() -> list[Path]:
+    """The stores of results that others have submitted (`docs/submit.md`), in a checkout."""
+    return sorted((Path(__file__).parents[2] / "results" / "community").glob("*/runs"))
+
+
 def configs_folder() -> Path:
     """The folder `configs`, in a checkout or in an installed wheel."""
     return _shipped("configs", "configs")

@@ -132,7 +132,6 @@ class Lanes:
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """Loss of one lane at other weights, shape (), and its gradients in the parameters' shapes, clipped if set."""
-        self.evaluations[g, r] += 1
         lane = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
             lambda first, last: self._gradients(

@@ -285,7 +285,8 @@ class OneByOne:
             for name, p in params.items():
                 p.grad = copies[name][i] if name in copies else None
 
-            def again(i: int = i, params: dict[str, nn.Parameter] = params) -> Tensor:
+            def again(needed: bool, i: int = i, params: dict[str, nn.Parameter] = params) -> Tensor:
+                lanes.evaluations[i // R, i % R] += needed
                 value, fresh = lanes.evaluate_lane(step, i // R, i % R, params)
                 for name, p in params.items():
                     p.grad = fresh[name].clone() if name in fresh else None

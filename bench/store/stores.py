@@ -21,27 +21,32 @@ class Stores:
     """Runs and studies of one or more stores, read once. UserError if a folder does not exist.
 
     Of several copies of a run, the best is used (`bench.store.store.read`), of equal ones that of the first store.
-    Runs that no store has are read from `reference`, a store of reference results, if any.
+    Runs that no store has are read from `reference`, a store of reference results, if any, and from those of the
+    `community`.
 
     Attributes:
         shown: the stores in words.
         blocks, runs: by run id, the block from which the run is read; all runs, by name.
-        shipped: the ids of the runs that are read from the reference.
+        shipped: the ids of the runs that are read from the reference or the community.
+        community: by id of a run of the community, the name of its submission.
         conflicts: ids of runs with finished records that differ in their results, in one store or in several.
         studies, checks: all records; of several ones of a study, the one with the most trials.
         damaged: unreadable files, with the reason.
     """
 
-    def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:
+    def __init__(self, folders: Sequence[Path], reference: Path | None = None, community: Sequence[Path] = ()) -> None:
         for folder in folders:
             if not folder.is_dir():
                 raise no_store(folder)
         self.folders = list(dict.fromkeys(folder.resolve() for folder in folders))
-        self.reference, shipped = reference, [] if reference is None else [reference.resolve()]
-        self.shown = " and ".join([*map(str, folders), *["the reference results"] * len(shipped)])
+        self.reference, names = reference, {path.resolve(): path.parent.name for path in community}
+        shipped = [*([] if reference is None else [reference.resolve()]), *names]
+        self.shown = " and ".join([*map(str, folders), *["the reference results"] * (reference is not None)])
         given, others = read(self.folders), read(shipped)
         self.blocks = dict(sorted((others.blocks | given.blocks).items()))
         self.runs = [block.runs[run_id] for run_id, block in self.blocks.items()]
+        of_block = {run_id: names.get(block.folder.parent) for run_id, block in self.blocks.items()}
+        self.community = {run_id: name for run_id, name in of_block.items() if name is not None}
         self.shipped, self.conflicts = frozenset(others.blocks.keys() - given.blocks.keys()), given.conflicts
         reports = [report for folder in [*self.folders, *shipped] for report in reports_in(folder)]
         self.damaged = given.damaged + others.damaged + [report for report in reports if isinstance(report, Damaged)]

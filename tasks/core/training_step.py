@@ -166,7 +166,7 @@ class Loop:
                 "the optimizer changes weights during the backward pass (in hooks of parameters), before the gradient"
                 " of the whole batch is known; it must do so in step()"
             )
-        closure = once_known(loss, params, lambda: self.evaluate(step)[0])
+        closure = once_known(loss, params, lambda needed: self.evaluate(step, needed)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}
         self.taken = True
         if self.scaler is None:
@@ -209,10 +209,10 @@ class Loop:
             stacked = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
             self.record.measurements.append((list(points), self.task.measure_at(stacked)))
 
-    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+    def evaluate(self, step: int, needed: bool = True) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
         """Loss of the batch; norms by `STEP_KEYWORDS`; parameters with a gradient, in `.grad`, unscaled, clipped."""
         loss = self.backward(step)
-        self.task.evaluations += 1
+        self.task.evaluations += needed
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
