@@ -46,7 +46,7 @@ class Sweep(Answer):
 
     @property
     def best(self) -> dict[str, dict[str, Any] | None]:
-        """The best settings by the curve's name, such as `{"opt.lr": 0.1}`, chosen on the same seeds: optimistic.
+        """The best settings of each curve by its name, chosen on the same seeds, so optimistic.
 
         None if a curve has no best: at every value, half of the seeds or more diverged, or a cap set the step size.
         """
