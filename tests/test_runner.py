@@ -158,7 +158,8 @@ def test_moving_weights_before_the_closure_triggers_a_new_evaluation(store: Path
     params, order = list(plain.double().parameters()), BatchOrder(64, 16, 0, torch.device("cpu"))
     plain.data.to(torch.device("cpu"), torch.float64)
     optimizer = Sam(params)
-    for step in range(5):
+    assert task.evaluations == 10
+    for step in range(task.steps_done):
         batch = plain.data.batch("train", order.rows(step))
 
         def closure(batch: Any = batch) -> torch.Tensor:

@@ -13,6 +13,7 @@ The database is in memory, and only read-only statements are accepted: a query c
 import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,7 +116,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
         relation = con.sql(statements[0].query)
         if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
             raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
-        return take(relation), list(damaged.values())
+        return _interruptible(con, lambda: take(relation)), list(damaged.values())
     except RuntimeError as error:
         raise KeyboardInterrupt if "interrupted" in str(error) else error from None
     except duckdb.Error as error:
@@ -126,6 +127,16 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
+
+
+def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
+    """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(work).result()
+        except KeyboardInterrupt:
+            con.interrupt()  # then the thread ends
+            raise
 
 
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
