@@ -188,11 +188,11 @@ class Task(pl.LightningModule, ABC):
             if steps[0] == 0:
                 loop.note_weights(0)
             for step in range(*steps):
+                if self.spent:
+                    break
                 loop.step(step)
                 self.steps_done = step + 1
                 loop.note_weights(self.steps_done)
-                if self.spent:
-                    break
             loop.measure()
 
     @property
