@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -137,6 +138,15 @@ def test_the_faster_engine_trains_unless_one_is_named(sweep, store, seconds, wor
     seconds(alone, lanes)
     assert sweep(*FOUR, *words).err == f"synthetic: {message}\n"
     assert statuses(store) == {("completed", engine): 4}
+
+
+def test_a_repeated_sweep_goes_on_one_by_one_whatever_it_would_measure(sweep, store, seconds):
+    seconds(1e-4, 1e-3)
+    sweep(*FOUR)
+    rmtree(next(store.glob("synthetic-*")))
+    seconds(1e-3, 1e-4)
+    assert sweep(*FOUR).code == 0
+    assert statuses(store) == {("completed", "lightning"): 4}
 
 
 OBSTACLES = [

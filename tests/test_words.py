@@ -137,6 +137,14 @@ def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
     assert f"adds up to {EXTENSION_LIMIT} points beyond" in " ".join(cli("tune", "-h").out.split())
 
 
+def test_help_of_a_command_has_the_options_of_the_named_task_and_optimizer(cli) -> None:
+    for name in ("fit", "sweep", "tune"):
+        text = cli(name, "--opt", "sngd", "--task", "mnist", "-h").out
+        assert "--opt.max_step " in text
+        assert "--task.depth " in text
+    assert "--opt.betas" in cli("sweep", "--opt", "ngd,adam", "-h").out
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -11,6 +11,10 @@ from bench.config.tuned import TunedBy
 from bench.store.record import RunResult
 from bench.store.store import Store
 
+SINGLE_SHARE = 0.1
+"""Runs one by one in the store decide for a group if they are at least this share of it, and two: a few of a large
+group may be from a small one, where lanes did not pay. Ours."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -85,16 +89,20 @@ def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[R
             yield alike[len(alike) * i // count : len(alike) * (i + 1) // count]
 
 
-def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult]) -> Choice | None:
-    """The choice with which lanes of a group were stored, so that a repeated command makes the same blocks.
+def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult], *, lanes: bool) -> Choice | None:
+    """The choice with which stored runs of a group were executed, so that a repeated command makes the same blocks.
 
-    None if unknown, as for a run that was requested alone.
+    None if unknown, as for a run that was requested alone. With `lanes`, missing runs must be lanes.
     """
     runs = [run for config in group if (run := stored.get(config.run_id)) is not None and run.plan is not None]
+    engines = {run.engine for run in runs}
     if len(runs) == len(group) and all(run.finished for run in runs):
-        return Choice(lanes=any(run.engine == "lanes" for run in runs), width=len(group))
+        return Choice(lanes="lanes" in engines, width=len(group))
     widths = [width for run in runs if isinstance(width := run.environment.get("width"), int)]
-    return Choice(lanes=True, width=min(widths)) if widths else None
+    if widths:
+        return Choice(lanes=True, width=min(widths))
+    few = len(runs) < max(2, SINGLE_SHARE * len(group))
+    return None if few or lanes or "lanes" in engines else ONE_BY_ONE
 
 
 def cut(

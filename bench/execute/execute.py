@@ -111,7 +111,7 @@ class _Work:
         is_free = effort.width is None and effort.engine != "lightning"
         choices = list[tuple[list[RunConfig], Choice]]()
         for group in groups:
-            known = stored_choice(group, stored) if is_free else None
+            known = stored_choice(group, stored, lanes=effort.engine == "lanes") if is_free else None
             choices.append((group, known or crew.choose(group, self.progress, self.stop)))
         if self.stop.signal is not None:
             return []
