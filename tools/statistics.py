@@ -4,18 +4,20 @@ Writes `results/statistics/README.md`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
-from scipy.stats import binom, nct
+from scipy.stats import binom, nct, qmc
 
 from bench.results import stats
 from bench.results.render import markdown_table
+from bench.results.resolution import missed
 from bench.results.retuning import tuning_variance
 from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins
 from bench.results.table import Table
@@ -203,6 +205,74 @@ def retuned_coverage(
     return [(plain, ours) for plain, ours in (held / repeats).tolist()]
 
 
+class Shape(NamedTuple):
+    """How a score depends on `axes` settings, searched over four decades each, and on the seed."""
+
+    curvature: float  # cost of a squared decade of the first setting; of a second one, 0.3 times that
+    noise: float  # standard deviation between seeds
+    cliff: float = 0.0  # its height, a tenth of a decade above the optimum
+    axes: int = 1
+    plateau: float = math.inf  # cost far from the optimum, relative to the curvature
+
+    def cost(self, places: Array, optimum: Array) -> Array:
+        """The excess at places, shape (N, axes), in units of four decades."""
+        away = 4 * (places - optimum)
+        cost = np.array([1, 0.3])[: self.axes] @ (away**2).T
+        flat = cost if self.plateau == math.inf else self.plateau * np.tanh(cost / self.plateau)
+        return self.curvature * flat + self.cliff * (away[:, 0] > 0.1)
+
+
+SHAPES = {
+    "lm": Shape(0.14, 0.008),
+    "mnist": Shape(0.037, 0.003),
+    "cifar10": Shape(0.08, 0.0066),
+    "sst2": Shape(0.024, 0.0085),
+    "lm with a cliff": Shape(0.14, 0.008, cliff=0.5),
+    "lm, two settings": Shape(0.14, 0.008, axes=2),
+    "lm, two settings, flat far away": Shape(0.14, 0.008, axes=2, plateau=0.5),
+}
+"""Curvature and noise are those of the shipped studies of adamw: the parabola through the best point and those about
+3/4 decade away, and the fresh seeds."""
+SEARCHES = {"9 points, 1 tuning seed": (9, 1), "9 points, 3 seeds": (9, 3), "27 points, 3 seeds": (27, 3)}
+
+
+def search(
+    rng: np.random.Generator, shape: Shape, points: int, seeds: int, fresh: int = LEAST_SEEDS
+) -> tuple[Array, float, float]:
+    """Fresh values at the setting that a search with a Halton sequence chose, what it missed, and the bound of it.
+
+    The best value is 0, anywhere in the middle 60 % of each axis.
+    """
+    places = qmc.Halton(shape.axes, scramble=False).random(points + 1)[1:]
+    true = shape.cost(places, rng.uniform(0.2, 0.8, shape.axes))
+    scores = np.median(true[:, None] + rng.normal(0, shape.noise, (points, seeds)), axis=1)
+    best = scores.argmin()
+    values = true[best] + rng.normal(0, shape.noise, fresh)
+    tried = [{str(k): 10.0 ** (4 * x) for k, x in enumerate(place)} for place in places.tolist()]
+    bound = missed(tried, scores.tolist(), float(values.std(ddof=1)) / math.sqrt(seeds))
+    assert bound is not None
+    return values, float(true[best]), bound
+
+
+@cache
+def within_tuning(shape: str, of: str, repeats: int = 200) -> dict[str, float]:
+    """Shares of verdicts about two searches, by their effect in standard deviations: plain, and those beyond tuning.
+
+    Without an effect any verdict is false. Also how often the bound holds.
+    """
+    rng, counts = np.random.default_rng(0), Counter[str]()
+    for _ in range(repeats):
+        (first, *one), (second, *other) = (search(rng, SHAPES[shape], *SEARCHES[of]) for _ in range(2))
+        counts["bound"] += one[0] <= one[1]
+        for effect in (0, 2, 4, 8):
+            better = second + effect * SHAPES[shape].noise - first
+            plain, lower, upper = verdicts(np.array([better, better - other[1], better + one[1]]))[:, -1]
+            within = (plain > 0 and lower > 0) or (plain < 0 and upper < 0)
+            counts[f"plain {effect}"] += bool(plain if effect == 0 else plain > 0)
+            counts[f"within {effect}"] += bool(within if effect == 0 else within and plain > 0)
+    return {name: count / repeats for name, count in counts.items()}
+
+
 EFFECTS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Effects in standard deviations of the paired differences, equally likely."""
 
@@ -291,6 +361,16 @@ of tuning` covers, from one study:
 These cover {ours[0]:.0%} to {ours[1]:.0%}, where the t-interval over the fresh seeds covers
 {plain[0]:.0%} to {plain[1]:.0%}: not 95 %, but closer. Coverage is lowest where tuning rarely misses a clear optimum.
 
+## Verdicts about optimizers with their searches (200 pairs of searches)
+
+Two optimizers, each searched on its own and compared on {least} fresh seeds. They are equally good at their best
+settings (columns of 0), or one is better there by 2, 4 or 8 standard deviations between seeds. *Plain* verdicts compare
+the two chosen settings; boards show those that also hold *within* tuning: if the search of the worse optimizer missed
+as much as it may have (`bench/results/resolution.py`). *Bound* is the share of searches that missed no more than that.
+Curvature and noise are those of the shipped studies.
+
+{within}
+
 ## Advice on seeds
 
 How often an undecided row estimates the number of seeds that decides it, and how often that range is right (exact), for
@@ -346,6 +426,13 @@ def page() -> str:
         tuning=table(retuned, tuning, lambda pairs, of: pairs[of][1], ""),
         plain=(plain.min(), plain.max()),
         ours=(ours.min(), ours.max()),
+        least=LEAST_SEEDS,
+        within=table(
+            {f"{shape}: {of}": (shape, of) for shape in SHAPES for of in SEARCHES},
+            ["plain 0", "within 0", *(f"{kind} {e}" for e in (2, 4, 8) for kind in ("plain", "within")), "bound"],
+            lambda row, name: within_tuning(*row)[name],
+            "",
+        ),
         advice=table({"says something": 0, "is right": 1}, FEW, lambda i, n: advised(n)[i]),
     )
 

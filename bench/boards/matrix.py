@@ -9,12 +9,12 @@ from bench.boards.collect import Collected, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import NAME
 from bench.results.render import text
-from bench.results.sequential import Comparison
+from bench.results.sequential import WITHIN_TUNING, Comparison
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 from bench.text import cell, counted, listed
 
-MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", "reference": "ref."}
+MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", WITHIN_TUNING: "≈", "reference": "ref."}
 LEGEND = (
     "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",

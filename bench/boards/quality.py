@@ -100,7 +100,7 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
         return count if 2 * count >= len(entry.runs) else 0
 
     if ref is None or not at_floor(ref):
-        return metric, Verdicts(ref, metric), None
+        return metric, Verdicts(ref, metric, within_tuning=True), None
     seeds = f"{at_floor(ref)} of {len(ref.runs)} seeds"
     note = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
     if problem.target is not None:
@@ -110,7 +110,7 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
         " target that you choose (--board speed --target)" + ", or the directions (--board theory)" * problem.measures
     )
     why = "at the floor of the metric, like the reference"
-    return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None), note
+    return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None, True), note
 
 
 def _over_tasks(collected: Collected, problems: Sequence[Problem], tables: Sequence[Table]) -> Table:

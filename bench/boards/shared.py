@@ -3,20 +3,23 @@
 A row depends only on itself and on the fixed reference, not on other rows.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.boards.collect import Collected, Entry
 from bench.results.group import Measure
+from bench.results.resolution import missed
 from bench.results.retuning import Ends, retuned_interval
 from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
-from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice
+from bench.results.sequential import LEAST_SEEDS, ROUNDING, WITHIN_TUNING, Comparison, advice
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
-from bench.text import counted, spanned
+from bench.text import CONVERGED, counted, spanned
 
 COLORS = {"better": "green", "worse": "red"}
 """Of verdicts on a terminal."""
@@ -60,12 +63,14 @@ def board_table(
 class Verdicts:
     """The comparison of each entry of a problem with the reference (None if it has no runs) by a measure.
 
-    `obstacle` says why an entry cannot be compared by this measure, if it cannot.
+    `obstacle` says why an entry cannot be compared by this measure, if it cannot. With `within_tuning`, better or worse
+    is only what still is if the search of the loser missed as much as it may have (`may_have_missed`).
     """
 
     ref: Entry | None
     measure: Measure
     obstacle: Callable[[Entry], str | None] = lambda entry: None
+    within_tuning: bool = False
 
     def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
         """Entries by their own values: fewer lost runs first, then the better mean."""
@@ -78,15 +83,23 @@ class Verdicts:
         reason, other = (e.refused or self.obstacle(e) for e in (entry, self.ref))
         if reason or other:
             return f"not compared: {reason or f'the reference: {other}'}"
-        result = self.measure.compare(entry, self.ref)
-        return "no common seeds" if result is None else result
+        if (result := self.measure.compare(entry, self.ref)) is None:
+            return "no common seeds"
+        if result.sign and self.within_tuning:
+            ahead = may_have_missed(self.ref if result.sign > 0 else entry, self.measure)
+            shifted = self.measure.compare(entry, self.ref, ahead=result.sign * (ahead or 0.0))
+            if shifted is not None and shifted.sign != result.sign:
+                after = result.decided_after if result.diverges else None
+                return replace(result, verdict=WITHIN_TUNING, decided_after=after)
+        return result
 
     def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
         """The values of `columns`."""
         if not isinstance(result, Comparison):
             return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
         n, ties = result.n, result.n - result.wins - result.losses
-        more = None if result.decided else advice(n, result.wins, result.losses)
+        is_open = not result.decided and result.verdict != WITHIN_TUNING
+        more = advice(n, result.wins, result.losses) if is_open else None
         return {
             "verdict": result.words + f" ({n} of {LEAST_SEEDS})" * (result.words == "too few seeds"),
             "won": f"{result.wins} of {n}" + f" ({counted(ties, 'tie')})" * bool(ties),
@@ -124,7 +137,28 @@ class Verdicts:
         ]
 
 
-# -- the noise of tuning ----------------------------------------------------------------------------------------------
+# -- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def may_have_missed(entry: Entry, measure: Measure) -> float | None:
+    """By how much the best setting of a tuned entry may be better than the chosen one, on the scale of the measure.
+
+    None if it was not tuned by this metric, or its study is unknown or too small (`resolution.missed`).
+    """
+    study, metric = entry.study, entry.problem.metric
+    if entry.kind != "tuned" or study is None or (study.metric or metric) != metric:
+        return None
+
+    def cost(value: float) -> float:
+        return (math.log(max(value, CONVERGED)) if measure.log else value) * (1 if measure.mode == "min" else -1)
+
+    fresh = [selected(run, measure.log) for run in entry.runs.values()]
+    trials = [(trial["point"], cost(trial["score"])) for trial in study.trials if trial["score"] is not None]
+    known = [cost(value) for value in fresh if value is not None]
+    if len(known) < 2:
+        return None
+    noise = statistics.stdev(known) / math.sqrt(len(study.seeds))
+    return missed([point for point, _ in trials], [score for _, score in trials], noise)
 
 
 def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:

@@ -26,7 +26,9 @@ from scipy.special import betaln
 
 from bench.results.stats import Interval, Values, exp
 
-Verdict = Literal["better", "worse", "no difference found", "too few seeds"]
+WITHIN_TUNING = "no difference found (within tuning)"
+"""The verdict if a search may have missed more than the difference (`bench.results.resolution`)."""
+Verdict = Literal["better", "worse", "no difference found", "no difference found (within tuning)", "too few seeds"]
 
 SHARES = (0.04, 0.01)
 """The split of the level, 0.05: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
