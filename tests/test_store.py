@@ -277,3 +277,14 @@ def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(
     assert re.search("was deleted, moved or replaced during", answer.err.splitlines()[-1])
     assert "Traceback" not in answer.err
     assert snapshot(store) == before
+
+
+def test_blocks_that_share_a_run_do_not_train_at_once(tmp_path: Path) -> None:
+    """Two commands with overlapping grids that begin at the same instant see each other only when they write."""
+    store, shared = tmp_path / "runs", [record("a", status="running"), record("b", status="running")]
+    first = Store(store).begin(shared)
+    with pytest.raises(RunBusy, match="by another process"):
+        Store(store).begin([shared[1], record("c", status="running")])
+    assert [path.name for path in store.iterdir()] == [first.folder.name]
+    first.drop()
+    Store(store).begin([shared[1], record("c", status="running")]).drop()

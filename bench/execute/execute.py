@@ -1,5 +1,6 @@
 """`execute`: from requested runs to stored ones."""
 
+import random
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -152,7 +153,7 @@ class _Work:
                 else:
                     done = False
             except RunBusy:
-                time.sleep(0.1)  # its process is about to begin or to end
+                time.sleep(random.uniform(0.05, 0.2))
             except RunBroke as error:
                 self._broke(error, block, todo)
             except MemoryError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, RUNS, Lock, name_of, read_block
+from bench.store.block import CHECKPOINT, DONE, RUNS, Block, Lock, blocks_in, name_of, read_block
 from bench.store.files import Damaged, disk_errors, is_there, making, remove, replacing, sync
 from bench.store.record import RunResult, parse_record
 from bench.store.tables import CURVE_FIELDS, TABLES, Columns, parts_in, read_parts, with_last, write_table
@@ -45,12 +45,24 @@ class BlockWriter:
                     raise RunBusy(f"{what} was just trained by another process")
                 _clear(self.folder, state=not resume, after=resume)
                 write_records(self.folder / RUNS, runs)
+                if not again and self._are_elsewhere():
+                    _clear(self.folder, state=not resume, after=resume)
+                    raise RunBusy(f"a run of {what} is in training by another process")
         except BaseException as error:
             self.close()
             if isinstance(error, Damaged):  # results are not replaced unasked
                 why = f"{self.folder / DONE} cannot be used ({error.why}); move it away, and repeat the command"
                 raise UserError(why) from None
             raise
+
+    def _are_elsewhere(self) -> bool:
+        """Whether another block with one of the runs has results, or is in training: perhaps since this instant.
+
+        Two processes with overlapping blocks first write their records and then look, so one of them sees the other.
+        """
+        ids = {run.run_id for run in self.runs}
+        blocks = [block for block in blocks_in(self.store, ids) if isinstance(block, Block)]
+        return any(b.folder != self.folder and ids & b.runs.keys() and (b.busy or b.done) for b in blocks)
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
