@@ -126,8 +126,7 @@ def tune(
     call = Call(more, task, [] if opt is None else [opt])
     from bench.api import studies
 
-    study = studies.study_of(call, sampler, trials, seeds, report_seeds)
-    return studies.dry_run(study, call) if call.dry_run else studies.tune(study, call, path_of(out), storage)
+    return studies.tune(call, sampler, trials, seeds, report_seeds, path_of(out), storage)
 
 
 @public
@@ -180,14 +179,11 @@ def compare(
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
-    call = Call(more, opts=names("opt", opt) or [])
-    from bench.api import comparison, studies
+    call, baselines = Call(more, opts=names("opt", opt) or []), names("against", against)
+    from bench.api import studies
 
-    tasks, baselines = names("task", task) or [], names("against", against)
-    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds, anyway)
-    if call.dry_run:
-        return studies.plan_of(comparison.contests_of(request), call)
-    return comparison.compare(request, path_of(out))
+    tasks = names("task", task)
+    return studies.compare(call, tasks, baselines, trials, seeds, report_seeds, path_of(out), anyway=anyway)
 
 
 @public
