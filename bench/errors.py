@@ -47,11 +47,16 @@ def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> User
     return UserError(f"unknown {kind} {name!r}{place}; {hint}")
 
 
+def unknown_option(option: str, known: Iterable[str], command: str = "fit --task TASK --opt OPTIMIZER") -> UserError:
+    """The error for an option that a command does not have, with the closest one; all with their dashes."""
+    near = meant(option, known)
+    hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"
+    return UserError(f"unknown option {option!r}; {hint}")
+
+
 def unknown_setting(name: str, known: Iterable[str]) -> UserError:
     """The error for a setting, in dotted form, that does not exist."""
-    option = meant(f"--{name}", known)
-    end = f"did you mean {option!r}?" if option else "`bench fit --task TASK --opt OPTIMIZER -h` lists the settings"
-    return UserError(f"unknown option '--{name}'; {end}")
+    return unknown_option(f"--{name}", known)
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -59,13 +64,6 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
     for name in names:
         if name not in known:
             raise unknown(kind, name, known)
-
-
-def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
-    """The error for a run that a store does not have; ids end in a digest, so only a mistyped one is near."""
-    near = nearest(run_id, known, least=0.9)
-    hint = f"did you mean {near!r}?" if near else "`bench list runs --store DIR` lists the runs of a store"
-    return UserError(f"unknown run {run_id!r} in {where}; {hint}")
 
 
 def described(error: BaseException) -> str:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -26,29 +27,16 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 """Formats of tables by the ending of a file's name."""
 
 
+@dataclass(eq=False, repr=False)
 class Answer:
-    """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON.
+    """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON."""
 
-    Attributes:
-        data: what `--json` prints, or a function that returns it.
-        lines: the text, or a function that returns its lines.
-        code: exit code of the command that prints it.
-        boards: its tables as data, with their notes.
-        notes: what was left out, or verdicts, in sentences.
-        chart: a function that returns its figure as data.
-    """
-
-    def __init__(
-        self,
-        data: Any,
-        lines: Sequence[str] | Callable[[], Sequence[str]],
-        code: int = 0,
-        boards: Sequence["Board"] = (),
-        notes: Sequence[str] = (),
-        chart: "Callable[[], Figure] | None" = None,
-    ) -> None:
-        self.data, self.lines, self.code = data, lines, code
-        self.boards, self.notes, self.chart = boards, notes, chart
+    data: Any  # what `--json` prints, or a function that returns it
+    lines: Sequence[str] | Callable[[], Sequence[str]]  # the text, or a function that returns it
+    code: int = 0  # exit code of the command that prints it
+    boards: Sequence["Board"] = ()  # its tables as data, with their notes
+    notes: Sequence[str] = ()  # what was left out, or verdicts, in sentences
+    chart: "Callable[[], Figure] | None" = None  # returns its figure as data
 
     if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
 

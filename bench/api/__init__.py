@@ -20,8 +20,7 @@ from bench.config.values import read_seeds
 from bench.output import Answer
 
 if TYPE_CHECKING:
-    from bench.api.results import Comparison, Study, Sweep
-    from bench.api.runs import Run, Runs
+    from bench.api.results import Comparison, Run, Runs, Study, Sweep
 
 __all__ = [  # noqa: RUF022 - in the order of `bench --help`
     "quickstart", "fit", "sweep", "tune", "suite", "compare", "leaderboard", "report", "plot", "check",
@@ -52,7 +51,6 @@ def fit(
     A stored run is returned at once, and an interrupted one continues (on CPUs bit for bit).
 
     Args:
-        seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
         seeds: one run per seed: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
         rerun: train again even if the result is stored.
@@ -91,9 +89,9 @@ def sweep(
         out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
     """
     call = Call(more, task, names("opt", opt) or [], logger=logger)
-    from bench.api import sweeping
+    from bench.api import fitting
 
-    return sweeping.sweep(call, read_seeds(seeds), path_of(out), tuned=tuned)
+    return fitting.sweep(call, read_seeds(seeds), path_of(out), tuned=tuned)
 
 
 @public

@@ -1,22 +1,21 @@
 """What a public function is: flat parameters with their meaning, values of the declared types, and a session."""
 
 import inspect
-import re
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from bench.api.parameters import MEANINGS, Place, Stores, Which
 from bench.api.source import name_of
 from bench.config.values import parts, place, read_budget
 from bench.errors import UserError, unknown
-from bench.execute import Effort, Engine
+from bench.execute import Effort
 from bench.progress import silenced
+from bench.text import why_wrong, word_of
 from optimizers.plugins import PluginError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +23,6 @@ MOST_WORKERS = 10_000
 """More are probably a typo. Ours."""
 LEAST = {"trials": 1, "width": 1, "runs": 1}
 """The smallest values of numbers by name."""
-_surrogate = re.compile("[\ud800-\udfff]")
-"""Of bytes of a command line that are not UTF-8."""
 
 
 def public(function: F) -> F:
@@ -96,12 +93,6 @@ def _documented(function: Callable[..., Any], signature: inspect.Signature) -> s
     return "\n".join([head, *lines]) + mark + tail
 
 
-def meaning(function: Callable[..., Any], name: str) -> str:
-    """The meaning of a parameter, from a docstring."""
-    match = re.search(rf"^    {name}: (.*(?:\n     .*)*)", function.__doc__ or "", re.MULTILINE)
-    return " ".join(match[1].split()) if match else ""
-
-
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
@@ -113,27 +104,25 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError  # takes 0.1 s, which usage errors need not wait for
 
-    from bench.text import why_wrong
-
     value = plain(value)
     for text in value if isinstance(value, list) and name != "command" else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
-        if isinstance(text, str | Path) and _surrogate.search(str(text)):
+        if isinstance(text, str | Path) and any("\ud800" <= letter <= "\udfff" for letter in str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
-    written = value if isinstance(value, str) else repr(value)
     try:
-        value = TypeAdapter(kind).validate_python(value)
+        typed = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         for member in (kind, *get_args(kind)):
             if get_origin(member) is Literal:
                 raise unknown(name, str(value), get_args(member)) from None
         reasons = [why_wrong(one["msg"]).removeprefix("it must be ") for one in error.errors()]
         known = dict.fromkeys(why.replace("an instance of Sequence", "a list") for why in reasons if "path" not in why)
-        raise UserError(f"--{name} {written}: it must be {' or '.join(known) or 'text or a path'}") from None
-    if isinstance(value, int) and value < LEAST.get(name, value):
-        raise UserError(f"--{name} {value}: it must be at least {LEAST[name]}")
-    return value
+        given = value if isinstance(value, str) else repr(value)
+        raise UserError(f"--{name} {given}: it must be {' or '.join(known) or 'text or a path'}") from None
+    if isinstance(typed, int) and typed < LEAST.get(name, typed):
+        raise UserError(f"--{name} {typed}: it must be at least {LEAST[name]}")
+    return typed
 
 
 def plain(value: Any) -> Any:
@@ -167,16 +156,12 @@ def names(argument: str, given: Any) -> list[Any] | None:
 
 def pairs(argument: str, values: Mapping[str, Any] | Sequence[str] | None) -> dict[str, str]:
     """Values by name, from a mapping or from words NAME=VALUE (UserError)."""
-    from bench.text import word_of
-
     if isinstance(values, Mapping):
         return {name: word_of(value) for name, value in values.items()}
     words = [word.partition("=") for word in (values or ())]
     for name, equals, value in words:
         if not (name and equals):
-            raise UserError(
-                f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in --only trainer.max_steps=1000"
-            )
+            raise UserError(f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in trainer.max_steps=1000")
     return {name.removeprefix("--"): value for name, _, value in words}
 
 
@@ -197,15 +182,19 @@ class Call:
         self.places = {name: place(name, str(given[name]) if name in given else None) for name in ("data", "store")}
         self.folders = {name: self.places[name] for name in given}
         self.efforts = taken("engine", "workers", "cluster", "width", "budget")
-        self.effort = _effort(**self.efforts)
+        effort = dict(self.efforts)
+        if (workers := effort.get("workers", "auto")) != "auto":
+            if not str(workers).isdecimal() or not 0 < int(workers) <= MOST_WORKERS:
+                raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+            effort["workers"] = str(workers)
+        self.effort = Effort(**effort | {name: read_budget(effort[name]) for name in ("budget",) if name in effort})
         self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
         self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
         top |= taken("data_seed", "precision", "device")
         task_options, trainer, settings = (rest.pop(name, None) for name in ("task_options", "trainer", "settings"))
         named = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task), **top}
         self.words: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        for group, values in (("task", task_options), ("opt", rest), ("trainer", trainer)):
-            self.words |= _dotted(group, values or {})
+        self.words |= _dotted("task", task_options or {}) | _dotted("opt", rest) | _dotted("trainer", trainer or {})
         self.words |= {name: plain(value) for name, value in (settings or {}).items()}
 
     @cached_property
@@ -214,24 +203,6 @@ class Call:
         from bench.sweeps.grid import settings_in  # imports pydantic
 
         return settings_in(self.config) | self.words
-
-    def made_by(self, function: str) -> str:
-        """The command, or else the function, for files that say where they come from."""
-        return shlex.join(self.command or [function])
-
-
-def _effort(
-    engine: str = "auto",
-    workers: int | str | None = None,
-    cluster: str | None = None,
-    width: int | None = None,
-    budget: str | None = None,
-) -> Effort:
-    """How runs are executed (UserError)."""
-    if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
-        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
-    spent = None if budget is None else read_budget(budget)
-    return Effort(cast(Engine, engine), width, None if workers is None else str(workers), cluster, spent)
 
 
 def _dotted(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:

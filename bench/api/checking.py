@@ -1,12 +1,11 @@
-"""`bench check`, and the list of its checks."""
+"""`bench check`: does an optimizer or a task behave as training code expects?"""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, cast
 
 from bench.api import parameters as p
 from bench.api.calls import Call, names, public
-from bench.check import GROUPS, Kind, catalogue
+from bench.check import Kind
 from bench.errors import UserError
 from bench.output import Answer, note
 from bench.progress import on_terminal, say, show_line
@@ -67,17 +66,3 @@ def check(
     if task is None and only is None and not quick:
         note(f"written to {write(call.places['store'], report)}")
     return Answer(vars(report), text(report).split("\n"), int(not report.ok))
-
-
-def listed() -> Answer:
-    """The checks of optimizers and tasks."""
-    kinds: tuple[Kind, ...] = ("optimizer", "task")
-    data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
-    lines = {
-        kind: [
-            f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
-            for check in catalogue(kind).values()
-        ]
-        for kind in kinds
-    }
-    return Answer(data, [*lines["optimizer"], "", "Of tasks (--task):", *lines["task"]])

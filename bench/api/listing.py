@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from bench.api import parameters as p
 from bench.api.boards import reading
 from bench.api.calls import folders, names, public
 from bench.config.values import experiments, place
-from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
+from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
+from bench.near import nearest
 from bench.output import Answer, existing_stores, warn_of
 from bench.text import clean, counted, options_text
 
@@ -53,20 +55,22 @@ def list_(
 
 def _names(kind: str) -> Answer:
     """Tasks, optimizers, experiments or checks, with a description of each."""
+    from bench.check import GROUPS, catalogue
     from bench.results.render import shown
-    from bench.results.table import Table
+    from bench.results.table import Column, Table
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    if kind == "experiments":
-        from bench.api import papers
-
-        return papers.listed()
     if kind == "checks":
-        from bench.api import checking
+        checks = {of: {name: asdict(check) for name, check in catalogue(of).items()} for of in ("optimizer", "task")}
+        rows = [(of, name, GROUPS[c["severity"]], c["meaning"]) for of in checks for name, c in checks[of].items()]
+        columns = [Column(title, title, wraps=title == "meaning") for title in ("of", "check", "failure", "meaning")]
+        return Answer(checks, shown(Table.of(columns, rows)))
+    if kind == "experiments":
+        from bench.papers.experiments import load
 
-        return checking.listed()
-    if kind == "tasks":
+        rows = {name: load(name).title for name in experiments()}
+    elif kind == "tasks":
         rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
     else:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
@@ -118,6 +122,8 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     Args:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
     """
+    from bench.store.store import Store
+    from bench.store.stores import Stores
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
@@ -138,10 +144,12 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     path = Path(name)
     is_path = path.name != name and path.parent.is_dir()
     places = [path.parent] if is_path else existing_stores(folders(store))
-    if (run := _run(path.name, places)) is not None:
-        return run
-    from bench.store.stores import Stores
+    copies = [(run, store) for store in (Store(place.resolve()) for place in places) if (run := store.get(path.name))]
+    if copies:
+        from bench.browse import show as description
 
+        run, in_store = min(copies, key=lambda copy: not copy[0].finished)
+        return Answer(description.as_json(run, in_store), description.lines(run, in_store))
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
         from bench.tuning.tuned import trial_lines
@@ -153,18 +161,7 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
     if re.fullmatch(r".+-[0-9a-f]{7,10}", path.name):  # ids of runs end in a digest
-        raise unknown_run(path.name, stores.blocks, stores.shown or str(place("store")))
+        near = nearest(path.name, stores.blocks, least=0.9)
+        hint = f"did you mean {near!r}?" if near else "`bench list runs --store DIR` lists the runs of a store"
+        raise UserError(f"unknown run {path.name!r} in {stores.shown or place('store')}; {hint}")
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
-
-
-def _run(run_id: str, folders: Sequence[Path]) -> Answer | None:
-    """A run; None if no store has it."""
-    from bench.store.store import Store
-
-    stored = [(run, store) for store in (Store(folder.resolve()) for folder in folders) if (run := store.get(run_id))]
-    if not stored:
-        return None
-    from bench.browse import show
-
-    run, store = min(stored, key=lambda copy: not copy[0].finished)
-    return Answer(show.as_json(run, store), show.lines(run, store))

@@ -1,4 +1,4 @@
-"""Experiments of papers: their list, the shipped verdicts, and one of them run."""
+"""`bench reproduce`: an experiment of a paper, or the shipped verdicts on all claims."""
 
 from pathlib import Path
 from typing import Unpack
@@ -12,16 +12,6 @@ from bench.progress import doing
 
 RESULTS = Path(__file__).parents[2] / "results"
 """The shipped pages of papers, of a clone."""
-
-
-def listed() -> Answer:
-    """The experiments."""
-    from bench.papers.experiments import load
-    from bench.results.render import shown
-    from bench.results.table import Table
-
-    titles = [(name, load(name).title) for name in experiments()]
-    return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
 
 
 @public
@@ -52,7 +42,14 @@ def reproduce(
         out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
     """
     if claims:
-        return _claims(name, path_of(out))
+        from bench.papers.shipped import board, read
+        from bench.results import render
+
+        boards = [board(read(RESULTS, name))]
+        answer = Answer(render.as_json(boards), [render.written(boards, "table", None)], boards=boards)
+        if out is not None:
+            answer.write(out)
+        return answer
     call = Call({**more, "settings": settings})
     if name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench list experiments`")
@@ -74,15 +71,3 @@ def reproduce(
         return dry_run([config for _, config in todo], call.effort, about)
     result = papers.reproduce(name, folder, places, version, call.effort)
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))
-
-
-def _claims(paper: str | None, out: Path | None) -> Answer:
-    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
-    from bench.papers.shipped import board, read
-    from bench.results.render import as_json, written
-
-    boards = [board(read(RESULTS, paper))]
-    answer = Answer(as_json(boards), [written(boards, "table", None)], boards=boards)
-    if out is not None:
-        answer.write(out)
-    return answer

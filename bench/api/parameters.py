@@ -30,6 +30,7 @@ MEANINGS = {
     "opt": "a name of `bench list optimizers`, `file.py:Class`, or a class; if several are allowed: A,B.",
     "trials": "number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there.",
     "report_seeds": "fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer decide no verdict.",
+    "seed": "seed of problem instance, initialisation and dropout, from 0 (default 0).",
     "logger": "also log to tensorboard, csv or wandb (extras).",
     "config": "YAML file of settings; options override it.",
     "data_seed": "seed of the order of the samples (default: the run's seed).",

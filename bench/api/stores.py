@@ -13,7 +13,7 @@ from bench.output import Answer, format_of, open_stores, remark, warn_of, write
 from bench.text import counted
 
 if TYPE_CHECKING:
-    from bench.api.runs import Runs
+    from bench.api.results import Runs
 
 
 @public
@@ -67,7 +67,7 @@ def load(store: p.Stores = None) -> "Runs":
     Args:
         store: one folder or several; $BENCH_STORE by default, else `./runs`.
     """
-    from bench.api.runs import Run, Runs
+    from bench.api.results import Run, Runs
     from bench.store.stores import Stores
 
     stores = Stores(folders(store) or [place("store")])

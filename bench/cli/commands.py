@@ -10,9 +10,8 @@ from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
 from bench import near
-from bench.api.calls import meaning
 from bench.cli.program import COMMANDS
-from bench.errors import UserError, unknown
+from bench.errors import UserError, unknown, unknown_option
 
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
@@ -61,11 +60,10 @@ def options_of(name: str) -> list[str]:
     return [f"--{option.name}" for option in parameters_of(name) if option.kind is option.KEYWORD_ONLY]
 
 
-def settings_of_a_run(name: str) -> dict[str, str]:
-    """The settings without a group that a command takes, with their meaning."""
-    function = COMMANDS[name]
-    names = inspect.signature(function).parameters if "trainer" in GROUPS.get(name, ()) else ()
-    return {name: meaning(function, name).rstrip(".") for name in OF_A_RUN if name in names}
+def settings_of_a_run(name: str) -> list[str]:
+    """The settings without a group that a command takes."""
+    names = inspect.signature(COMMANDS[name]).parameters if "trainer" in GROUPS.get(name, ()) else ()
+    return [name for name in OF_A_RUN if name in names]
 
 
 def app_of(name: str) -> App:
@@ -151,17 +149,10 @@ def _described(error: wrong.CycloptsError, name: str) -> UserError:
     return UserError(f"{' '.join(str(error).split()).rstrip('.')}; {see}")
 
 
-def unknown_option(given: str, known: Sequence[str], name: str = "") -> UserError:
-    """The error for an option that the program or a command does not have, with the closest one."""
-    option = near.meant(given, known)
-    hint = f"did you mean {option!r}?" if option else f"`{f'bench {name}'.strip()} -h` lists the options"
-    return UserError(f"unknown option {given!r}; {hint}")
-
-
 def unknown_command(name: str) -> UserError:
     """The error for a command that does not exist, with the closest one."""
     if name.startswith("-"):
-        return unknown_option(name, ["--help", "--version"])
+        return unknown_option(name, ["--help", "--version"], "")
     command = near.COMMANDS.get(name.lower()) or near.nearest(name, COMMANDS)
     hint = f"did you mean {command!r}?" if command else f"known: {', '.join(COMMANDS)}"
     return UserError(f"unknown command {name!r}; {hint}")
