@@ -75,7 +75,6 @@ def leaderboard(
     board: p.Names | None = None,
     *,
     explain: str | None = None,
-    format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
     out: p.Place | None = None,
     target: float | None = None,
     community: bool = False,
@@ -90,7 +89,6 @@ def leaderboard(
             to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
             of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
         explain: explain this row instead: search space, trials, split, cost, reductions, commands.
-        format: format on standard output (default: table); a file's is that of its ending.
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
         community: also show the results that others have submitted, marked (see 'Submit results' in the docs).
@@ -98,7 +96,8 @@ def leaderboard(
     from bench.results.render import FORMATS, as_json, written
 
     file, requested = path_of(out), names("board", board)
-    kind = format or ("table" if file is None else format_of(file, FORMATS))
+    if file is not None:
+        format_of(file, FORMATS)  # fail before the boards are made
     check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
     stores, entries = _chosen(choice, target, community=community)
     if explain is not None:
@@ -119,15 +118,13 @@ def leaderboard(
     code, left_out = _warned(stores, entries)
     if not entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    lines = list[str]()
-    if file is not None:
-        write(file, written(boards, kind, file))
-    elif requested is None and kind == "table":
-        lines = [summary(entries)]
-    else:
-        lines = [written(boards, kind, None)]
     notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
-    return Answer(partial(as_json, boards), lines, code, boards, [*notes])
+    answer = Answer(partial(as_json, boards), [], code, boards, [*notes])
+    if file is not None:
+        answer.write(file)
+    else:
+        answer.lines = [summary(entries) if requested is None else written(boards, "table", None)]
+    return answer
 
 
 def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":

@@ -1,9 +1,8 @@
 """Functions on whole stores: sql, load and merge."""
 
 import json
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from bench.api import parameters as p
 from bench.api.calls import folders, path_of, public
@@ -21,7 +20,6 @@ def sql(
     query: str,
     *,
     no_reference: bool = False,
-    format: Literal["table", "md", "csv", "json"] | None = None,
     out: p.Place | None = None,
     store: p.Stores = None,
     progress: bool = True,
@@ -34,28 +32,19 @@ def sql(
 
     Args:
         query: one read-only statement.
-        format: format on standard output.
         out: write to this file: .md, .csv, .json or .txt.
     """
     from bench.browse.sql import STREAMS, ask, written
 
     file = path_of(out)
-    kind = format or ("table" if file is None else format_of(file, STREAMS))
+    kind = "table" if file is None else format_of(file, STREAMS)
     stores = open_stores(folders(store), reference=not no_reference)
     answer = ask(stores, query)
-    code = warn_of(stores, answer.damaged)
+    code, text = warn_of(stores, answer.damaged), written(answer, kind, to_file=file is not None)
     if file is not None:
-        write(file, written(answer, kind, to_file=True))
+        write(file, text)
         return Answer(None, [], code)
-    text = written(answer, kind, to_file=False)
-    rows = partial(_as_rows, answer)
-    return Answer(rows, text.rstrip("\n").split("\n"), code)
-
-
-def _as_rows(answer: Any) -> Any:
-    from bench.browse.sql import written
-
-    return json.loads(written(answer, "json", to_file=False))
+    return Answer(lambda: json.loads(written(answer, "json", to_file=False)), text.split("\n"), code)
 
 
 @public
