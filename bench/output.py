@@ -61,11 +61,7 @@ class Answer:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """All rows with their values, under the columns' names; `table` is the title of the row's table.
-
-        Raises:
-            UserError: there are no rows yet.
-        """
+        """All rows with their values by column; `table` is a row's table by title. UserError if there are none yet."""
         import pandas as pd
 
         if not self.boards:
@@ -73,21 +69,13 @@ class Answer:
         return pd.concat([board.table for board in self.boards], ignore_index=True)
 
     def figure(self) -> "alt.TopLevelMixin":
-        """The chart of the result.
-
-        Raises:
-            UserError: there is nothing to draw.
-        """
+        """The chart of the result; UserError if there is nothing to draw."""
         if self.chart is None or not (figure := self.chart()).drawn:
             raise UserError("there is nothing to draw: no run has ended yet")
         return figure.altair()
 
     def write(self, path: str | Path) -> None:
-        """Write the tables: Markdown, CSV, JSON, LaTeX or HTML by the suffix (.md, .csv, .json, .tex, .html), or text.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write the tables to a file that ends in .md, .csv, .json, .tex, .html or .txt (UserError)."""
         from bench.results.render import FORMATS, written
 
         write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))

@@ -128,11 +128,7 @@ def leaderboard(
 
 
 def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
-    """The board of a function `file.py:NAME` or `module:NAME`, from the DataFrame of the shown runs.
-
-    Raises:
-        UserError: it cannot be imported, raises an error, or returns no DataFrame.
-    """
+    """The board of a function `file.py:NAME` or `module:NAME` of the DataFrame of the shown runs (UserError)."""
     import pandas as pd
 
     from bench.browse.sql import frame

@@ -97,11 +97,7 @@ def _documented(function: Callable[..., Any], signature: inspect.Signature) -> s
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """A value of Python, or a word of the command line, as the declared type.
-
-    Raises:
-        UserError: it is of another type, too small, empty, or no text in UTF-8.
-    """
+    """A value of Python, or a word of the command line, as the declared type (UserError)."""
     from pydantic import TypeAdapter, ValidationError  # takes 0.1 s, which usage errors need not wait for
 
     value = plain(value)

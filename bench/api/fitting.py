@@ -30,12 +30,7 @@ from optimizers.plugins import slug
 
 
 def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> Run | Runs | Answer:
-    """One run, or one for each of several seeds: stored ones, or new ones.
-
-    Raises:
-        UserError: the request is invalid.
-        KeyboardInterrupt: it was stopped and saved.
-    """
+    """One run, or one for each of several seeds: stored ones, or new ones."""
     several, words = None if seeds is None else read_seeds(seeds), call.folders | call.words
     config = _configuration(words, call, tuned=tuned)
     sources: Sources = {}
@@ -111,9 +106,7 @@ def _dry_run(config: RunConfig) -> Answer:
 def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool) -> Sweep | Answer:
     """Train the missing runs, analyse all, and write table and plot, as the command does, or if a folder is given.
 
-    Raises:
-        UserError: a setting is illegal, or a run cannot be trained.
-        RunFailed: runs failed; for the command, `Sweep.failed` says so after the others are shown.
+    If runs failed, the command shows the others first (`Sweep.failed`).
     """
     with doing("reading the grid"):
         configs, varied = configurations(call.words, seeds, call.places, config=call.config, tuned=tuned)

@@ -181,11 +181,7 @@ class Study(Answer):
 
     @property
     def best(self) -> dict[str, Any]:
-        """The hyperparameters of the winner, as `bench.fit(task, opt, **study.best)` takes them.
-
-        Raises:
-            UserError: no trial has a score.
-        """
+        """The hyperparameters of the winner, for `bench.fit(task, opt, **study.best)`; UserError if there is none."""
         if self.result.best is None:
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
         return self.result.hyperparameters

@@ -65,7 +65,8 @@ def verify(
             else:
                 try:
                     repeated = _repeated(run, named, {"data": data, "store": Path(folder)})
-                    verdict, why = judge(run, repeated, _same_settings(run, stores.runs))
+                    others = [r for r in stores.runs if r.finished and r.run_id != run.run_id]
+                    verdict, why = judge(run, repeated, [r for r in others if _settings(r) == _settings(run)])
                 except UserError as error:
                     verdict, why = "undecided", f"it cannot be trained here: {error}"
             note(f"{run.run_id}: {verdict}: {why}")
@@ -96,11 +97,15 @@ def judge(run: RunResult, repeated: RunResult, others: Sequence[RunResult]) -> t
     words = f"{value:.6g} here, {claimed:.6g} claimed"
     if abs(value - claimed) <= ROUNDING * max(abs(value), abs(claimed)):
         return "confirmed", f"{words}: up to rounding"
-    values = [_scaled(run, _value(other)) for other in others if _value(other) is not None]
+
+    def scaled(value: float) -> float:
+        return math.log(value) if run.scale == "log" and value > 0 else value
+
+    values = [scaled(final) for other in others if (final := _value(other)) is not None]
     if len(values) < 2:
         return "undecided", f"{words}; fewer than 2 other seeds of these settings give no estimate of the noise"
     noise = float(stdtrit(len(values) - 1, 1 - ERROR / 2)) * math.sqrt(2) * statistics.stdev(values)
-    if abs(_scaled(run, value) - _scaled(run, claimed)) > noise:
+    if abs(scaled(value) - scaled(claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     return "confirmed", f"{words}, within the spread over seeds"
 
@@ -109,10 +114,10 @@ def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[st
     """A run trained again; UserError if it cannot be trained here, or names code that the user has not named."""
     from bench.train.runner import run as train
 
-    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     for name, value in run.config["opt_options"].items():
         if isinstance(value, str) and ":" in value:  # the constructor may take a class by name, and import it
             raise UserError(f"its setting {name} {value!r} may name code, which is not imported from a store")
+    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
     config = resolve({**settings_of(run.config), **names, **places}, recorded=True)
     if config.run_id != run.run_id:
@@ -124,20 +129,12 @@ def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[st
     return result
 
 
-def _same_settings(run: RunResult, runs: Sequence[RunResult]) -> list[RunResult]:
-    """The other finished runs that differ from a run in their seeds only."""
-
-    def settings(run: RunResult) -> Any:
-        return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
-
-    return [r for r in runs if r.finished and r.run_id != run.run_id and settings(r) == settings(run)]
+def _settings(run: RunResult) -> Any:
+    """The configuration but for the seeds."""
+    return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
 
 
 def _value(run: RunResult) -> float | None:
     """The metric, or the suboptimality gap if its ratios are compared."""
     excess = run.excess() if run.scale == "log" else None
     return run.final if excess is None else max(excess, CONVERGED)
-
-
-def _scaled(run: RunResult, value: float | None) -> float:
-    return math.log(value) if value and run.scale == "log" and value > 0 else value or 0.0

@@ -72,11 +72,7 @@ def _close_output() -> None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run one command, print its result, and return the exit code.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """Run one command, print its result, and return the exit code."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
