@@ -225,7 +225,6 @@ def test_an_optimizer_that_cannot_be_loaded_is_an_error_of_the_request(text: str
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
         (["sngd", "--only", ""], "--only '': it is empty"),
         (["sngd", "--task.H", "3"], "--task.H is an option of a task: name the task with --task TASK"),
-        (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),
         pytest.param(["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'", marks=pytest.mark.deep),
         (["--task", "synthetc"], "unknown task 'synthetc'; did you mean 'synthetic'"),

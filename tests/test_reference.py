@@ -174,7 +174,7 @@ def tampered(store: Path, change: float) -> None:
 
 def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, tmp_path: Path, store: Path) -> None:
     shutil.copytree(swept, tmp_path / "b")
-    answer = cli("verify", tmp_path / "b", "--runs", 2, "--seed", 0, "--json")
+    answer = cli("verify", tmp_path / "b", "--runs", 2, "--json")
     assert answer.code == 0, answer.err
     assert [each["verdict"] for each in strict_json(answer.out)] == ["confirmed"] * 2
     assert not store.exists()  # they are trained elsewhere

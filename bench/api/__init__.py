@@ -237,7 +237,6 @@ def verify(
     path: p.Place | None = None,
     *,
     runs: int = 3,
-    seed: int | None = None,
     task: p.Names | None = None,
     opt: p.Names | None = None,
     data: p.Place | None = None,
@@ -252,11 +251,10 @@ def verify(
     Args:
         path: a store (default: the reference results).
         runs: number of runs.
-        seed: seed of the random sample (default: different each time).
         task: only of these tasks; a plug-in as file.py:SPEC.
         opt: only of these optimizers; a plug-in as file.py:NAME.
     """
     from bench.api.verification import verify
 
     places = Call({"data": data}).places
-    return verify(path_of(path), runs, seed, names("task", task), names("opt", opt), places["data"])
+    return verify(path_of(path), runs, names("task", task), names("opt", opt), places["data"])

@@ -34,10 +34,8 @@ ERROR = 0.005
 """Probability that seed noise alone refutes a run. Ours."""
 
 
-def verify(
-    path: Path | None, runs: int, seed: int | None, tasks: list[str] | None, opts: list[str] | None, data: Path
-) -> Answer:
-    """Repeat `runs` runs of a store (None: the reference results), drawn with this seed; data sets are in `data`.
+def verify(path: Path | None, runs: int, tasks: list[str] | None, opts: list[str] | None, data: Path) -> Answer:
+    """Repeat `runs` runs of a store (None: the reference results); data sets are in `data`.
 
     Exit code 1 if one was refuted or is damaged, or none could be repeated.
     """
@@ -51,7 +49,7 @@ def verify(
     candidates = [run for run in stores.runs if run.status in ("completed", "diverged") and run.is_of(tasks, opts)]
     if not candidates:
         raise UserError(f"no matching finished runs in {stores.shown}")
-    drawn = random.Random(seed).sample(candidates, min(runs, len(candidates)))
+    drawn = random.sample(candidates, min(runs, len(candidates)))
     spent = duration(sum(run.wall_s for run in drawn))
     note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
     rows, named = list[dict[str, Any]](), {"task": tasks or [], "opt": opts or []}
