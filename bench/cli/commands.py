@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
 from bench import near
-from bench.cli.program import COMMANDS
+from bench.cli import COMMANDS
 from bench.errors import UserError, unknown, unknown_option
 
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
