@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from bench.config.values import experiments, place
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
 from bench.near import nearest
 from bench.output import Answer, existing_stores, warn_of
-from bench.text import clean, counted, options_text
+from bench.text import clean, options_text
 
 
 @public
@@ -43,14 +42,36 @@ def list_(
         all: one line per run.
     """
     filters = {"task": names("task", task), "opt": names("opt", opt), "status": names("status", status)}
-    places = folders(store)
-    if kind == "runs":
-        return _runs(places, **filters, every=all)
-    filters |= {"all": all or None, "store": None if kind == "studies" else store}
-    for name, value in filters.items():
-        if value is not None:
-            raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
-    return _studies(places) if kind == "studies" else _names(kind)
+    if kind != "runs":
+        others = {"all": all or None, "store": None if kind == "studies" else store}
+        for name, value in (filters | others).items():
+            if value is not None:
+                raise UserError(f"--{name}: it selects runs (`bench list runs`); remove it to list {kind}")
+    if kind not in ("runs", "studies"):
+        return _names(kind)
+    from bench.browse import listing
+    from bench.results.render import shown
+    from bench.results.table import Column, Table
+    from bench.store.stores import Stores
+
+    tasks, opts, statuses = (given or [] for given in filters.values())
+    check_known("status", statuses, listing.STATUSES)
+    stores = Stores(existing_stores(folders(store)))
+    if kind == "studies":
+        best = {study.name: study.best or {"point": {}, "score": None} for study in stores.studies}
+        rows: Any = [
+            {"study": study.name, "task": study.task, "opt": study.opt, "trials": len(study.trials)}
+            | {"missing": study.missing, "best": options_text(best[study.name]["point"]) or None}
+            | {"score": best[study.name]["score"]}
+            for study in stores.studies
+        ]
+        table = Table("", [Column(key, key) for key in ("study", "trials", "missing", "best", "score")], rows)
+    else:
+        with reading():
+            runs = listing.selected(stores, tasks, opts, statuses) if stores.runs else []
+        table, rows = listing.table(stores, runs, fold=not all), partial(listing.as_json, runs, stores)
+    none = clean(f"no {'such ' * (kind == 'runs' and bool(stores.runs))}{kind} in {stores.shown or place('store')}")
+    return Answer(rows, shown(table) if table.rows else [none], warn_of(stores))
 
 
 def _names(kind: str) -> Answer:
@@ -75,42 +96,6 @@ def _names(kind: str) -> Answer:
     else:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
     return Answer(rows, shown(Table.facts(rows.items())))
-
-
-def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, every: bool) -> Answer:
-    """Stored runs, newest first."""
-    from bench.browse import listing
-    from bench.results.render import shown
-    from bench.store.stores import Stores
-
-    check_known("status", status or [], listing.STATUSES)
-    stores = Stores(existing_stores(places))
-    with reading():
-        selected = listing.selected(stores, task or [], opt or [], status or []) if stores.runs else []
-    code = warn_of(stores)
-    none = clean(f"no {'such ' * bool(stores.runs)}runs in {stores.shown or place('store')}")
-    text = shown(listing.table(stores, selected, fold=not every)) if selected else [none]
-    return Answer(partial(listing.as_json, selected, stores), text, code)
-
-
-def _studies(places: Sequence[Path]) -> Answer:
-    """Studies with their winners."""
-    from bench.results.render import shown
-    from bench.results.table import Table
-    from bench.store.stores import Stores
-
-    stores = Stores(existing_stores(places))
-    rows: list[dict[str, Any]] = []
-    lines: list[tuple[str, ...]] = []
-    for study in stores.studies:
-        best, score = (None, None) if study.best is None else (options_text(study.best["point"]), study.best["score"])
-        counts = {"trials": len(study.trials), "missing": study.missing}
-        rows.append({"study": study.name, "task": study.task, "opt": study.opt, **counts})
-        rows[-1] |= {"best": best, "score": score}
-        result = "no winner" if score is None else f"best {best}: {score:.4g}"
-        lines.append((study.name, f"{len(study.trials)} of {counted(sum(counts.values()), 'trial')}", result))
-    none = [clean(f"no studies in {stores.shown or place('store')}")]
-    return Answer(rows, shown(Table.of([""] * 3, lines)) if rows else none, warn_of(stores))
 
 
 @public
