@@ -36,15 +36,15 @@ class RunBusy(UserError):
     """Another process trains this run now."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> UserError:
-    """The error for a name that does not exist (` in PLACE`), with the nearest one that does."""
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    near = meant(name, known) if kind == "option" else nearest(name, known)
+    near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
     if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
-        own = "SPEC" if kind == "task" else "MyClass"
-        hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
-    return UserError(f"unknown {kind} {name!r}{place}; {hint}")
+        example = "SPEC" if kind == "task" else "MyClass"
+        hint = f"name your own as my_file.py:{example} or my_package.module:{example}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
 def unknown_option(option: str, known: Iterable[str], command: str = "fit --task TASK --opt OPTIMIZER") -> UserError:

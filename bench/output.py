@@ -108,23 +108,17 @@ def format_of(out: Path, formats: Container[str]) -> str:
     return kind
 
 
-def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
-    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output."""
+def write(out: Path, content: bytes | str) -> None:
+    """Write a file atomically (a pipe or a device directly), and say so."""
     from bench.store.files import replacing
 
-    pieces = [content] if isinstance(content, bytes | str) else content
-    encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
-    if out is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.writelines(encoded)
-        return
     if out.is_dir():
         raise UserError(f"-o {out}: it is a folder; name a file")
     with writing(out, "-o FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
         is_device = out.exists() and not out.is_file()
-        with nullcontext(out) if is_device else replacing(out.resolve()) as path, path.open("wb") as file:
-            file.writelines(encoded)
+        with nullcontext(out) if is_device else replacing(out.resolve()) as path:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
     say(f"written to {out}")
 
 
@@ -146,11 +140,8 @@ def check_output(folder: Path) -> None:
 
 
 def remark(kind: str, text: object) -> None:
-    """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
-    if kind == "note":
-        note(f"note: {text}")
-    else:
-        print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
+    """Print an error or a warning on standard error: one line, whatever characters names in it have."""
+    print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
 
 
 def note(text: str) -> None:

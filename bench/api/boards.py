@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from bench.api import parameters as p
 from bench.api.calls import folders, names, pairs, path_of, public
 from bench.errors import UserError, check_known, unknown
-from bench.output import Answer, check_output, format_of, open_stores, remark, warn_of, write
+from bench.output import Answer, check_output, format_of, note, open_stores, warn_of, write
 from bench.text import cell
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def reading() -> Iterator[None]:
 def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list[str]]]:
     """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
     code = warn_of(stores, sorted(set(entries.damaged)))
-    for note in entries.notes:
-        remark("note", note)
+    for text in entries.notes:
+        note(f"note: {text}")
     damaged = [*map(str, stores.damaged), *entries.damaged]
     return code, {"damaged": list(dict.fromkeys(damaged)), "notes": entries.notes}
 
@@ -218,6 +218,6 @@ def plot(
         return figure.altair()
     write(file, figure.picture(file.suffix))
     for panel in (panel for panel in figure.panels if not panel.lines):
-        remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
+        note(f"note: {panel.title}: not drawn, since {'; '.join(panel.notes)}")
     rows = [{"title": one.title, "drawn": bool(one.lines), "note": "\n".join(one.notes)} for one in figure.panels]
     return Answer({"out": file, "panels": rows, **left_out}, [], code)

@@ -8,7 +8,7 @@ from bench.api import parameters as p
 from bench.api.calls import folders, path_of, public
 from bench.config.values import place
 from bench.errors import UserError
-from bench.output import Answer, format_of, open_stores, remark, warn_of, write
+from bench.output import Answer, format_of, note, open_stores, remark, warn_of, write
 from bench.text import counted
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def merge(*folders: p.Place) -> Answer:
     for run_id in dict.fromkeys(merged.differing):
         remark("warning", f"{run_id} has another result in {destination}; that one is kept")
     for text in dict.fromkeys(merged.notes):
-        remark("note", text)
+        note(f"note: {text}")
     counts = {"copied": merged.copied, "there": merged.existing, "skipped": merged.skipped, **merged.records}
     data = {"dest": destination, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]}
     records = [f"{counted(n, 'record')} of {what}" for what, n in merged.records.items() if n]
