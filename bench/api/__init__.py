@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-from bench.api import parameters as p
 from bench.api.boards import leaderboard, plot, report
-from bench.api.calls import Call, names, path_of, public
+from bench.api.calls import Call, Executing, Fitting, Names, Opt, Place, Seeds, Settings, Task, names, path_of, public
 from bench.api.checking import check
 from bench.api.introduction import quickstart
 from bench.api.listing import list_, show
@@ -30,21 +29,21 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 
 @overload
 def fit(
-    task: p.Task | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
+    task: Task | None, opt: Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[Fitting]
 ) -> "Run": ...
 @overload
-def fit(task: p.Task | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
+def fit(task: Task | None, opt: Opt | None, *, seeds: Seeds, **more: Unpack[Fitting]) -> "Runs": ...
 @public
 def fit(
-    task: p.Task | None = None,
-    opt: p.Opt | None = None,
+    task: Task | None = None,
+    opt: Opt | None = None,
     *,
     seed: int | None = None,
-    seeds: p.Seeds | None = None,
+    seeds: Seeds | None = None,
     tuned: bool = False,
     rerun: bool = False,
     logger: str | None = None,
-    **more: Unpack[p.Fitting],
+    **more: Unpack[Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
@@ -68,14 +67,14 @@ def fit(
 
 @public
 def sweep(
-    task: p.Task | None = None,
-    opt: p.Opt | Sequence[p.Opt] | None = None,
+    task: Task | None = None,
+    opt: Opt | Sequence[Opt] | None = None,
     *,
-    seeds: p.Seeds = 8,
+    seeds: Seeds = 8,
     tuned: bool = False,
-    out: p.Place | None = None,
+    out: Place | None = None,
     logger: str | None = None,
-    **more: Unpack[p.Fitting],
+    **more: Unpack[Fitting],
 ) -> "Sweep | Answer":
     """Train many settings and seeds, vectorised where that is faster, and show how results depend on them.
 
@@ -96,16 +95,16 @@ def sweep(
 
 @public
 def tune(
-    task: p.Task | None = None,
-    opt: p.Opt | None = None,
+    task: Task | None = None,
+    opt: Opt | None = None,
     *,
     trials: int | None = None,
-    seeds: p.Seeds = 2,
-    report_seeds: p.Seeds = 7,
+    seeds: Seeds = 2,
+    report_seeds: Seeds = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
     storage: str | None = None,
-    out: p.Place | None = None,
-    **more: Unpack[p.Fitting],
+    out: Place | None = None,
+    **more: Unpack[Fitting],
 ) -> "Study | Answer":
     """Find an optimizer's hyperparameters on a task: trials on separate seeds, the winner on fresh seeds.
 
@@ -131,8 +130,8 @@ def tune(
 def suite(
     file: str,
     *,
-    out: p.Place = "tuned",
-    **more: Unpack[p.Executing],
+    out: Place = "tuned",
+    **more: Unpack[Executing],
 ) -> Answer:
     """Tune optimizers on tasks with equal numbers of trials, then run the winners on fresh seeds.
 
@@ -151,16 +150,16 @@ def suite(
 
 @public
 def compare(
-    task: p.Names | None = None,
-    opt: p.Opt | Sequence[p.Opt] | None = None,
+    task: Names | None = None,
+    opt: Opt | Sequence[Opt] | None = None,
     *,
-    against: p.Names | None = None,
+    against: Names | None = None,
     trials: int | None = None,
-    seeds: p.Seeds | None = None,
-    report_seeds: p.Seeds = 7,
+    seeds: Seeds | None = None,
+    report_seeds: Seeds = 7,
     anyway: bool = False,
-    out: p.Place | None = None,
-    **more: Unpack[p.Fitting],
+    out: Place | None = None,
+    **more: Unpack[Fitting],
 ) -> "Comparison | Answer":
     """Compare optimizers with a baseline: checks, tuning with equal budgets, fresh seeds, verdicts, a plot.
 
@@ -189,8 +188,8 @@ def data(
     kind: Literal["status", "prepare"],
     *,
     task: str | None = None,
-    settings: p.Settings | None = None,
-    data: p.Place | None = None,
+    settings: Settings | None = None,
+    data: Place | None = None,
     progress: bool = True,
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
@@ -208,7 +207,7 @@ def data(
 
 
 @public
-def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progress: bool = True) -> Answer:
+def doctor(*, data: Place | None = None, store: Place | None = None, progress: bool = True) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
@@ -219,7 +218,7 @@ def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progres
 
 
 @public
-def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = None) -> Answer:
+def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = None) -> Answer:
     """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
 
     Args:
@@ -234,12 +233,12 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
 
 @public
 def verify(
-    path: p.Place | None = None,
+    path: Place | None = None,
     *,
     runs: int = 3,
-    task: p.Names | None = None,
-    opt: p.Names | None = None,
-    data: p.Place | None = None,
+    task: Names | None = None,
+    opt: Names | None = None,
+    data: Place | None = None,
     progress: bool = True,
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.

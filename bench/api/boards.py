@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from bench.api import parameters as p
-from bench.api.calls import folders, names, pairs, path_of, public
+from bench.api.calls import Choice, Names, Place, folders, names, pairs, path_of, public
 from bench.errors import UserError, check_known, unknown
 from bench.output import Answer, check_output, format_of, note, open_stores, warn_of, write
 from bench.text import cell
@@ -47,7 +46,7 @@ def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list
 def _chosen(
     choice: Mapping[str, Any], target: float | None = None, *, community: bool = False
 ) -> tuple["Stores", "Collected"]:
-    """The stores, and the entries that arguments of `bench.api.parameters.Choice` select (UserError)."""
+    """The stores, and the entries that arguments of `bench.api.calls.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
@@ -72,13 +71,13 @@ def _chosen(
 
 @public
 def leaderboard(
-    board: p.Names | None = None,
+    board: Names | None = None,
     *,
     explain: str | None = None,
-    out: p.Place | None = None,
+    out: Place | None = None,
     target: float | None = None,
     community: bool = False,
-    **choice: Unpack[p.Choice],
+    **choice: Unpack[Choice],
 ) -> Answer:
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
@@ -154,7 +153,7 @@ def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
 
 
 @public
-def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
+def report(*, out: Place = "report.html", **choice: Unpack[Choice]) -> Answer:
     """Write boards, charts and the commands behind each row as one HTML page that needs no network.
 
     The same store gives a bit-identical page. Exit code 1: a run could not be read.
@@ -180,10 +179,10 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
 def plot(
     chart: Literal["forest", "curves", "sensitivity", "profile", "attention"] = "forest",
     *,
-    out: p.Place | None = None,
+    out: Place | None = None,
     y: str = "loss",
     x: Literal["steps", "epochs", "seconds"] = "steps",
-    **choice: Unpack[p.Choice],
+    **choice: Unpack[Choice],
 ) -> "alt.TopLevelMixin | Answer":
     """Draw stored runs for a paper, one panel per problem.
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bench.api import parameters as p
-from bench.api.calls import Call, names, public
+from bench.api.calls import Call, Names, Opt, Place, Settings, names, public
 from bench.check import Kind
 from bench.errors import UserError
 from bench.output import Answer, note
@@ -13,15 +12,15 @@ from bench.progress import on_terminal, say, show_line
 
 @public
 def check(
-    optimizer: p.Opt | None = None,
+    optimizer: Opt | None = None,
     *,
     task: str | None = None,
-    only: p.Names | None = None,
+    only: Names | None = None,
     reference: str | None = None,
     quick: bool = False,
-    settings: p.Settings | None = None,
-    data: p.Place | None = None,
-    store: p.Place | None = None,
+    settings: Settings | None = None,
+    data: Place | None = None,
+    store: Place | None = None,
     progress: bool = True,
     **hyperparameters: Any,
 ) -> Answer:

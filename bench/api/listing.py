@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.api import parameters as p
 from bench.api.boards import reading
-from bench.api.calls import folders, names, public
+from bench.api.calls import Names, Stores, folders, names, public
 from bench.config.values import experiments, place
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
 from bench.near import nearest
@@ -21,11 +20,11 @@ from bench.text import clean, options_text
 def list_(
     kind: Literal["tasks", "optimizers", "experiments", "checks", "runs", "studies"],
     *,
-    task: p.Names | None = None,
-    opt: p.Names | None = None,
-    status: p.Names | None = None,
+    task: Names | None = None,
+    opt: Names | None = None,
+    status: Names | None = None,
     all: bool = False,
-    store: p.Stores = None,
+    store: Stores = None,
     progress: bool = True,
 ) -> Answer:
     """List tasks, optimizers, experiments of papers, checks, stored runs (newest first), or studies.
@@ -99,7 +98,7 @@ def _names(kind: str) -> Answer:
 
 
 @public
-def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
+def show(name: str, *, store: Stores = None, progress: bool = True) -> Answer:
     """Describe a task, an optimizer, a paper's experiment, a study or a stored run.
 
     For a run: result, settings, notes, and the commands that repeat and resume it.

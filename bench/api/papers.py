@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Unpack
 
-from bench.api import parameters as p
-from bench.api.calls import Call, path_of, public
+from bench.api.calls import Call, Executing, Place, Seeds, Settings, path_of, public
 from bench.config.values import counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer
@@ -21,11 +20,11 @@ def reproduce(
     claims: bool = False,
     quick: bool = False,
     search: bool = False,
-    seeds: p.Seeds | None = None,
-    out: p.Place | None = None,
+    seeds: Seeds | None = None,
+    out: Place | None = None,
     device: str = "auto",
-    settings: p.Settings | None = None,
-    **more: Unpack[p.Executing],
+    settings: Settings | None = None,
+    **more: Unpack[Executing],
 ) -> Answer:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 

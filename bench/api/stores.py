@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.api import parameters as p
-from bench.api.calls import folders, path_of, public
+from bench.api.calls import Place, Stores, folders, path_of, public
 from bench.config.values import place
 from bench.errors import UserError
 from bench.output import Answer, format_of, note, open_stores, remark, warn_of, write
@@ -20,8 +19,8 @@ def sql(
     query: str,
     *,
     no_reference: bool = False,
-    out: p.Place | None = None,
-    store: p.Stores = None,
+    out: Place | None = None,
+    store: Stores = None,
     progress: bool = True,
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
@@ -48,7 +47,7 @@ def sql(
 
 
 @public
-def load(store: p.Stores = None) -> "Runs":
+def load(store: Stores = None) -> "Runs":
     """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
     `Runs.damaged` lists what could not be read.
@@ -65,7 +64,7 @@ def load(store: p.Stores = None) -> "Runs":
 
 
 @public
-def merge(*folders: p.Place) -> Answer:
+def merge(*folders: Place) -> Answer:
     """Copy the runs of stores, and their records of studies and checks, into another store, the last one given.
 
     Runs in the destination are kept, but a finished run replaces an unfinished one. The same call continues an

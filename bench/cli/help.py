@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bench.api.parameters import MEANINGS
+from bench.api.calls import MEANINGS
 from bench.cli.commands import GROUPS, app_of, settings_of_a_run
 from bench.commands.describe import hyperparameter_rows, rows
 from bench.config.options import task_options
