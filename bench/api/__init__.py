@@ -12,9 +12,8 @@ from bench.api.boards import leaderboard, plot, report
 from bench.api.calls import Call, Executing, Fitting, Names, Opt, Place, Seeds, Settings, Task, names, path_of, public
 from bench.api.checking import check
 from bench.api.introduction import quickstart
-from bench.api.listing import list_, show
 from bench.api.papers import reproduce
-from bench.api.stores import load, merge, sql
+from bench.api.stores import list_, load, merge, show, sql
 from bench.config.values import read_seeds
 from bench.output import Answer
 

@@ -33,7 +33,7 @@ else:
 
 Place = str | Path
 Names = str | Sequence[str]
-Stores = Sequence[Place] | Place | None
+Folders = Sequence[Place] | Place | None
 Settings = Mapping[str, Any]
 Which = Literal["best", "all"]
 
@@ -108,7 +108,7 @@ class Choice(TypedDict, total=False):
     settings: Which
     reference: str | None
     no_reference: bool
-    store: Stores
+    store: Folders
     progress: bool
 
 
@@ -227,7 +227,7 @@ def path_of(where: Place | None) -> Path | None:
     return None if where is None else Path(where)
 
 
-def folders(store: Stores) -> list[Path]:
+def folders(store: Folders) -> list[Path]:
     """The folders of one store or several; none if not given."""
     several = [store] if store is None or isinstance(store, str | Path) else store
     return [place("store", str(folder)) for folder in several if folder is not None]
