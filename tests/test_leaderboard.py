@@ -108,9 +108,7 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
 def test_boards_are_asked_for_by_name(cli, filled):
     (one, other) = strict(cli("leaderboard", "--board", "theory,speed,theory", "--json").out)
     assert (one["board"], other["board"]) == ("theory", "speed")
-    assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--json").out)] == list(
-        BOARD_NAMES
-    )
+    assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--json").out)] == list(BOARD_NAMES)
     refused = cli("leaderboard", "--board", "qualty")
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.api.boards import reading
 from bench.api.calls import Folders, Names, Place, folders, names, path_of, public
 from bench.config.values import experiments, place
-from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
-from bench.near import nearest
+from bench.errors import ANYTHING, RunFailed, UserError, check_known, nearest, unknown
 from bench.output import Answer, existing_stores, format_of, note, open_stores, remark, warn_of, write
 from bench.text import clean, counted, options_text
 

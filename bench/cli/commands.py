@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
-from bench import near
 from bench.cli import COMMANDS
-from bench.errors import UserError, unknown, unknown_option
+from bench.errors import FOREIGN_COMMANDS, FOREIGN_OPTIONS, UserError, nearest, unknown, unknown_option
 
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
@@ -126,7 +125,7 @@ def _described(error: wrong.CycloptsError, name: str) -> UserError:
     choices = [value for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for value in get_args(kind)]
     if isinstance(error, wrong.UnknownOptionError):
         groups = (*GROUPS.get(name, ()), *settings_of_a_run(name))
-        synonyms = [f"--{key}" for keys in near.OPTIONS.values() for key in keys if key.partition(".")[0] in groups]
+        synonyms = [f"--{key}" for keys in FOREIGN_OPTIONS.values() for key in keys if key.partition(".")[0] in groups]
         given = (error.token.keyword or error.token.value).partition("=")[0]
         return unknown_option(given, options_of(name) + synonyms, name)
     if isinstance(error, wrong.UnusedCliTokensError):
@@ -147,6 +146,6 @@ def unknown_command(name: str) -> UserError:
     """The error for a command that does not exist, with the closest one."""
     if name.startswith("-"):
         return unknown_option(name, ["--help", "--version"], "")
-    command = near.COMMANDS.get(name.lower()) or near.nearest(name, COMMANDS)
+    command = FOREIGN_COMMANDS.get(name.lower()) or nearest(name, COMMANDS)
     hint = f"did you mean {command!r}?" if command else f"known: {', '.join(COMMANDS)}"
     return UserError(f"unknown command {name!r}; {hint}")
