@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bench.api.boards import reading
 from bench.api.calls import Folders, Names, Place, folders, names, path_of, public
@@ -60,12 +60,11 @@ def list_(
     check_known("status", statuses, listing.STATUSES)
     stores = Stores(existing_stores(folders(store)))
     if kind == "studies":
-        best = {study.name: study.best or {"point": {}, "score": None} for study in stores.studies}
         rows: Any = [
-            {"study": study.name, "task": study.task, "opt": study.opt, "trials": len(study.trials)}
-            | {"missing": study.missing, "best": options_text(best[study.name]["point"]) or None}
-            | {"score": best[study.name]["score"]}
-            for study in stores.studies
+            {"study": s.name, "task": s.task, "opt": s.opt, "trials": len(s.trials), "missing": s.missing}
+            | {"best": None if s.best is None else options_text(s.best["point"])}
+            | {"score": None if s.best is None else s.best["score"]}
+            for s in stores.studies
         ]
         table = Table("", [Column(key, key) for key in ("study", "trials", "missing", "best", "score")], rows)
     else:
@@ -78,14 +77,14 @@ def list_(
 
 def _names(kind: str) -> Answer:
     """Tasks, optimizers, experiments or checks, with a description of each."""
-    from bench.check import GROUPS, catalogue
+    from bench.check import GROUPS, Kind, catalogue
     from bench.results.render import shown
     from bench.results.table import Column, Table
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     if kind == "checks":
-        checks = {of: {name: asdict(check) for name, check in catalogue(of).items()} for of in ("optimizer", "task")}
+        checks = {of: {name: asdict(check) for name, check in catalogue(of).items()} for of in get_args(Kind)}
         rows = [(of, name, GROUPS[c["severity"]], c["meaning"]) for of in checks for name, c in checks[of].items()]
         columns = [Column(title, title, wraps=title == "meaning") for title in ("of", "check", "failure", "meaning")]
         return Answer(checks, shown(Table.of(columns, rows)))
