@@ -31,12 +31,12 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 class Answer:
     """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON."""
 
-    data: Any  # what `--json` prints, or a function that returns it
-    lines: Sequence[str] | Callable[[], Sequence[str]]  # the text, or a function that returns it
-    code: int = 0  # exit code of the command that prints it
-    boards: Sequence["Board"] = ()  # its tables as data, with their notes
-    notes: Sequence[str] = ()  # what was left out, or verdicts, in sentences
-    chart: "Callable[[], Figure] | None" = None  # returns its figure as data
+    data: Any  #: what `--json` prints, or a function that returns it
+    lines: Sequence[str] | Callable[[], Sequence[str]]  #: the text, or a function that returns it
+    code: int = 0  #: exit code of the command that prints it
+    boards: Sequence["Board"] = ()  #: its tables as data, with their notes
+    notes: Sequence[str] = ()  #: what was left out, or verdicts, in sentences
+    chart: "Callable[[], Figure] | None" = None  #: returns its figure as data
 
     if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
 
