@@ -58,7 +58,8 @@ def list_(
 
     tasks, opts, statuses = (given or [] for given in filters.values())
     check_known("status", statuses, listing.STATUSES)
-    stores = Stores(existing_stores(folders(store)))
+    with reading():
+        stores = Stores(existing_stores(folders(store)))
     if kind == "studies":
         rows: Any = [
             {"study": s.name, "task": s.task, "opt": s.opt, "trials": len(s.trials), "missing": s.missing}

@@ -112,10 +112,10 @@ def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[st
     """A run trained again; UserError if it cannot be trained here, or names code that the user has not named."""
     from bench.train.runner import run as train
 
+    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     for name, value in run.config["opt_options"].items():
         if isinstance(value, str) and ":" in value:  # the constructor may take a class by name, and import it
             raise UserError(f"its setting {name} {value!r} may name code, which is not imported from a store")
-    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
     config = resolve({**settings_of(run.config), **names, **places}, recorded=True)
     if config.run_id != run.run_id:
