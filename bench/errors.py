@@ -3,15 +3,28 @@
 import os
 import traceback
 from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-
-from bench.near import meant, nearest
 
 ANYTHING = "task, optimizer, experiment or run"
 """What `bench show` describes, as the kind of an unknown name."""
 MAKE_ROOM = "; free some space, then repeat the command"
 """What to do about a full disk."""
+FOREIGN_COMMANDS = {
+    "train": "fit", "run": "fit", "grid": "sweep", "optimize": "tune", "results": "leaderboard", "chart": "plot",
+    "ls": "list", "claims": "reproduce --claims",
+}  # fmt: skip
+"""Commands of other programs, and ours."""
+
+FOREIGN_OPTIONS = {
+    "epochs": ["trainer.max_epochs"], "steps": ["trainer.max_steps"], "batch_size": ["trainer.batch_size"],
+    "lr": ["opt.lr"], "learning_rate": ["opt.lr"], "wd": ["opt.weight_decay"], "weight_decay": ["opt.weight_decay"],
+    "momentum": ["opt.momentum", "opt.betas"], "optimizer": ["opt"], "model": ["task"], "dataset": ["task"],
+    "gpus": ["workers", "trainer.devices"], "jobs": ["workers"], "cpu": ["device"], "output": ["out", "store"],
+    "output_dir": ["out", "store"], "seed": ["seed", "seeds"], "n_trials": ["trials"],
+}  # fmt: skip
+"""Options of other programs, and ours in order of preference."""
 
 
 class UserError(Exception):
@@ -36,22 +49,45 @@ class RunBusy(UserError):
     """Another process trains this run now."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> UserError:
-    """The error for a name that does not exist (` in PLACE`), with the nearest one that does."""
+def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The known name closest to a misspelt word; None if none has this similarity, in [0, 1]."""
+    return next(iter(several(word, known, 1, least)), None)
+
+
+def several(word: str, known: Iterable[str], most: int = 3, least: float = 0.6) -> list[str]:
+    """The known names closest to a misspelt word, at most so many. Dashes equal underscores, and case is ignored."""
+    names = {_plain(name): name for name in known}
+    return [names[near] for near in get_close_matches(_plain(word), names, most, least)]
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("-", "_").lower()
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    near = meant(name, known) if kind == "option" else nearest(name, known)
+    near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
     if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
-        own = "SPEC" if kind == "task" else "MyClass"
-        hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
-    return UserError(f"unknown {kind} {name!r}{place}; {hint}")
+        example = "SPEC" if kind == "task" else "MyClass"
+        hint = f"name your own as my_file.py:{example} or my_package.module:{example}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def unknown_option(option: str, known: Iterable[str], command: str = "fit --task TASK --opt OPTIMIZER") -> UserError:
+    """The error for an option that a command does not have, with a synonym or the closest one; all with dashes."""
+    names = {_plain(name): name for name in known}
+    group, dot, rest = _plain(option).partition(".")
+    candidates = (_plain(option), *FOREIGN_OPTIONS.get(rest if dot else group, ()))
+    near = next((names[name] for name in candidates if name in names), None) or nearest(option, names.values())
+    hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"
+    return UserError(f"unknown option {option!r}; {hint}")
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> UserError:
     """The error for a setting, in dotted form, that does not exist."""
-    option = meant(f"--{name}", known)
-    end = f"did you mean {option!r}?" if option else "`bench fit --task TASK --opt OPTIMIZER -h` lists the settings"
-    return UserError(f"unknown option '--{name}'; {end}")
+    return unknown_option(f"--{name}", known)
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -59,13 +95,6 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
     for name in names:
         if name not in known:
             raise unknown(kind, name, known)
-
-
-def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
-    """The error for a run that a store does not have; ids end in a digest, so only a mistyped one is near."""
-    near = nearest(run_id, known, least=0.9)
-    hint = f"did you mean {near!r}?" if near else "`bench list runs --store DIR` lists the runs of a store"
-    return UserError(f"unknown run {run_id!r} in {where}; {hint}")
 
 
 def described(error: BaseException) -> str:

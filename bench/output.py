@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -26,29 +27,16 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 """Formats of tables by the ending of a file's name."""
 
 
+@dataclass(eq=False, repr=False)
 class Answer:
-    """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON.
+    """A result, which shows itself as text, in a notebook as HTML, and to programs as JSON."""
 
-    Attributes:
-        data: what `--json` prints, or a function that returns it.
-        lines: the text, or a function that returns its lines.
-        code: exit code of the command that prints it.
-        boards: its tables as data, with their notes.
-        notes: what was left out, or verdicts, in sentences.
-        chart: a function that returns its figure as data.
-    """
-
-    def __init__(
-        self,
-        data: Any,
-        lines: Sequence[str] | Callable[[], Sequence[str]],
-        code: int = 0,
-        boards: Sequence["Board"] = (),
-        notes: Sequence[str] = (),
-        chart: "Callable[[], Figure] | None" = None,
-    ) -> None:
-        self.data, self.lines, self.code = data, lines, code
-        self.boards, self.notes, self.chart = boards, notes, chart
+    data: Any  #: what `--json` prints, or a function that returns it
+    lines: Sequence[str] | Callable[[], Sequence[str]]  #: the text, or a function that returns it
+    code: int = 0  #: exit code of the command that prints it
+    boards: Sequence["Board"] = ()  #: its tables as data, with their notes
+    notes: Sequence[str] = ()  #: what was left out, or verdicts, in sentences
+    chart: "Callable[[], Figure] | None" = None  #: returns its figure as data
 
     if TYPE_CHECKING:  # a function that also answers a dry run or a command returns this or a result
 
@@ -73,11 +61,7 @@ class Answer:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """All rows with their values, under the columns' names; `table` is the title of the row's table.
-
-        Raises:
-            UserError: there are no rows yet.
-        """
+        """All rows with their values by column; `table` is a row's table by title. UserError if there are none yet."""
         import pandas as pd
 
         if not self.boards:
@@ -85,21 +69,13 @@ class Answer:
         return pd.concat([board.table for board in self.boards], ignore_index=True)
 
     def figure(self) -> "alt.TopLevelMixin":
-        """The chart of the result.
-
-        Raises:
-            UserError: there is nothing to draw.
-        """
+        """The chart of the result; UserError if there is nothing to draw."""
         if self.chart is None or not (figure := self.chart()).drawn:
             raise UserError("there is nothing to draw: no run has ended yet")
         return figure.altair()
 
     def write(self, path: str | Path) -> None:
-        """Write the tables: Markdown, CSV, JSON, LaTeX or HTML by the suffix (.md, .csv, .json, .tex, .html), or text.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write the tables to a file that ends in .md, .csv, .json, .tex, .html or .txt (UserError)."""
         from bench.results.render import FORMATS, written
 
         write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))
@@ -132,23 +108,17 @@ def format_of(out: Path, formats: Container[str]) -> str:
     return kind
 
 
-def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
-    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output."""
+def write(out: Path, content: bytes | str) -> None:
+    """Write a file atomically (a pipe or a device directly), and say so."""
     from bench.store.files import replacing
 
-    pieces = [content] if isinstance(content, bytes | str) else content
-    encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
-    if out is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.writelines(encoded)
-        return
     if out.is_dir():
         raise UserError(f"-o {out}: it is a folder; name a file")
     with writing(out, "-o FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
         is_device = out.exists() and not out.is_file()
-        with nullcontext(out) if is_device else replacing(out.resolve()) as path, path.open("wb") as file:
-            file.writelines(encoded)
+        with nullcontext(out) if is_device else replacing(out.resolve()) as path:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
     say(f"written to {out}")
 
 
@@ -170,11 +140,8 @@ def check_output(folder: Path) -> None:
 
 
 def remark(kind: str, text: object) -> None:
-    """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
-    if kind == "note":
-        note(f"note: {text}")
-    else:
-        print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
+    """Print an error or a warning on standard error: one line, whatever characters names in it have."""
+    print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
 
 
 def note(text: str) -> None:

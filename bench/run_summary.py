@@ -49,13 +49,6 @@ def remarks_on(result: RunResult) -> list[str]:
     if result.skipped:
         why = "overflowed in half precision" if config.get("precision") == "16-mixed" else "was not finite"
         lines.append(f"{counted(result.skipped, 'step')} not taken because a gradient {why}")
-    values = [{k: v for k, v in row.items() if k not in ("step", "train_s")} for row in result.validations]
-    alike = len(values) > 1 and all(value == values[0] for value in values)
-    if alike and result.skipped < result.steps and not result.converged:
-        lines.append(
-            f"all {len(values)} evaluations give the same values: the steps seem to change no parameter;"
-            f" bench check {shlex.quote(config['opt'])} tests it"
-        )
     if result.unscheduled:
         lines.append("no schedule: this optimizer sets its own step size")
     if "averages" in result.traits:

@@ -388,8 +388,7 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
     store = swept.runs[0].store
     table = bench.leaderboard(board="quality", store=store, opt="sngd", only={"opt.lr": 1}, reference="ngd")
     [document] = json.loads(
-        cli("leaderboard", "--store", store, "--opt", "sngd", "--only", "opt.lr=1", "--reference", "ngd", "--format",
-            "json").out
+        cli("leaderboard", "--store", store, "--opt", "sngd", "--only", "opt.lr=1", "--reference", "ngd", "--json").out
     )  # fmt: skip
     assert table.as_json() == [document]
     assert len(table.table) == len(document["tables"][0]["rows"])

@@ -59,14 +59,16 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None:
-    answer = cli("leaderboard", "--board", "attention", "--store", observed, "--reference", "sgdm", "--format", "md")
+def test_the_board_compares_attention_at_equal_loss(cli, observed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "board.md"
+    answer = cli("leaderboard", "--board", "attention", "--store", observed, "--reference", "sgdm", "-o", file)
     assert answer.code == 0, answer.err
-    assert "entropy minus reference's" in answer.out
-    (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
-    (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
+    text = file.read_text()
+    assert "entropy minus reference's" in text
+    (adam,) = [line for line in text.splitlines() if line.startswith("| adam")]
+    (sgdm,) = [line for line in text.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
-    assert "the lowest that all compared runs reach (sgdm is the reference)" in answer.out
+    assert "the lowest that all compared runs reach (sgdm is the reference)" in text
 
 
 def test_verdicts_are_of_entropy_on_common_seeds() -> None:

@@ -155,7 +155,7 @@ def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store:
         listed = cli("list", "runs", "--store", store)
         assert (listed.code, listed.err) == (0, "")
         query = "select count(*) as n, count(distinct (run_id, step)) as m from curves"
-        asked = cli("sql", query, "--store", store, "--format", "json")
+        asked = cli("sql", query, "--store", store, "--json")
         assert (asked.code, asked.err) == (0, "")
         (row,) = json.loads(asked.out)
         assert row["n"] == row["m"]

@@ -365,7 +365,7 @@ def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> N
     assert record.versions["opt_package"] == "my-opt 0.1.0"
     bench(installed, "tune", *RUN, "--opt", "my_opt", "--trials", 3, "--seeds", 1, "--report_seeds", 3, "--workers", 1)
     assert "my_opt: " in bench(installed, "check", "my_opt")
-    board = json.loads(bench(installed, "leaderboard", "--format", "json"))
+    board = json.loads(bench(installed, "leaderboard", "--json"))
     rows = {row["opt"]: row for table in board[0]["tables"] for row in table["rows"]}
     assert {name: (row["settings"], row["n"], row["conformance"]) for name, row in rows.items()} == {
         "my_opt": ("tuned", 3, "pass"),

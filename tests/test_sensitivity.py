@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.api.results import Sweep
-from bench.api.runs import Runs
+from bench.api.results import Runs, Sweep
 from bench.errors import UserError
 from bench.plots.sweep import sweep_figure
 from bench.store.record import RunResult

@@ -124,7 +124,7 @@ def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
         "select settings, point, 'nan'::double as a, 'inf'::double as b, 1.5 as c, [1, null] as d,"
         " {'x': 'nan'::double} as e, date '2026-01-02' as f, 2 as c from runs, trials where run_id = 'a' and number = 0"
     )
-    (row,) = strict_json(cli("sql", query, "--format", "json").out)
+    (row,) = strict_json(cli("sql", query, "--json").out)
     assert row["settings"]["opt.lr"] == 0.5
     assert row["settings"]["opt.max_step"] == "inf"
     assert {name: row[name] for name in row if name != "settings"} == {
@@ -139,17 +139,19 @@ def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
     }
 
 
-@pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
-def test_wild_names_do_no_harm(cli, store, kind):
+@pytest.mark.parametrize("kind", ["txt", "md", "csv", "json"])
+def test_wild_names_do_no_harm(cli, store, tmp_path, kind):
     add_run(store, "a", task=WILD, part=WILD)
-    answer = cli("sql", 'select task, part, [task] as l, 1 as "x\x1b[31m\ny" from runs', "--format", kind)
-    assert (answer.code, answer.err) == (0, "")
-    assert "\x1b" not in answer.out
+    file = tmp_path / f"rows.{kind}"
+    answer = cli("sql", 'select task, part, [task] as l, 1 as "x\x1b[31m\ny" from runs', "-o", file)
+    assert (answer.code, answer.out) == (0, "")
+    text = file.read_text()
+    assert "\x1b" not in text
     if kind == "json":
-        assert json.loads(answer.out)[0]["task"] == WILD
+        assert json.loads(text)[0]["task"] == WILD
     else:
-        assert len(answer.out.splitlines()) == (3 if kind == "md" else 2)
-        assert ("<script>" in answer.out) == (kind != "md")
+        assert len(text.splitlines()) == (3 if kind == "md" else 2)
+        assert ("<script>" in text) == (kind != "md")
     assert rows("select count(*) from runs where task like '%[/bold] \"q\" ''a'' | ü 漢%'", store) == [(1,)]
 
 

@@ -74,7 +74,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     study = strict_json(again.out)
     assert (study["study"], study["trials"], study["best"], study["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
     assert study["fresh"]["seeds"] == [0, 1, 2]
-    assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
+    assert cli("list", "studies").out.splitlines()[1].split()[:3] == [name, "5", "0"]
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
     _, heads, *trials, plots = cli("show", name).out.splitlines()
     which = "--task synthetic --opt sgd"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.cli.commands import COMMANDS, options_of, parameters_of, parse
-from bench.near import nearest
+from bench.errors import nearest
 from bench.tuning.design import EXTENSION_LIMIT
 from tests.test_cli import fails
 

@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-from bench.api import parameters as p
 from bench.api.boards import leaderboard, plot, report
-from bench.api.calls import Call, names, path_of, public
+from bench.api.calls import Call, Executing, Fitting, Names, Opt, Place, Seeds, Settings, Task, names, path_of, public
 from bench.api.checking import check
 from bench.api.introduction import quickstart
-from bench.api.listing import list_, show
 from bench.api.papers import reproduce
-from bench.api.stores import load, merge, sql
+from bench.api.stores import list_, load, merge, show, sql
 from bench.config.values import read_seeds
 from bench.output import Answer
 
 if TYPE_CHECKING:
-    from bench.api.results import Comparison, Study, Sweep
-    from bench.api.runs import Run, Runs
+    from bench.api.results import Comparison, Run, Runs, Study, Sweep
 
 __all__ = [  # noqa: RUF022 - in the order of `bench --help`
     "quickstart", "fit", "sweep", "tune", "suite", "compare", "leaderboard", "report", "plot", "check",
@@ -31,28 +28,27 @@ __all__ = [  # noqa: RUF022 - in the order of `bench --help`
 
 @overload
 def fit(
-    task: p.Task | None, opt: p.Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[p.Fitting]
+    task: Task | None, opt: Opt | None, *, seed: int | None = None, seeds: None = None, **more: Unpack[Fitting]
 ) -> "Run": ...
 @overload
-def fit(task: p.Task | None, opt: p.Opt | None, *, seeds: p.Seeds, **more: Unpack[p.Fitting]) -> "Runs": ...
+def fit(task: Task | None, opt: Opt | None, *, seeds: Seeds, **more: Unpack[Fitting]) -> "Runs": ...
 @public
 def fit(
-    task: p.Task | None = None,
-    opt: p.Opt | None = None,
+    task: Task | None = None,
+    opt: Opt | None = None,
     *,
     seed: int | None = None,
-    seeds: p.Seeds | None = None,
+    seeds: Seeds | None = None,
     tuned: bool = False,
     rerun: bool = False,
     logger: str | None = None,
-    **more: Unpack[p.Fitting],
+    **more: Unpack[Fitting],
 ) -> "Run | Runs | Answer":
     """Train one task with one optimizer and store the result.
 
     A stored run is returned at once, and an interrupted one continues (on CPUs bit for bit).
 
     Args:
-        seed: seed of problem instance, initialisation and dropout, from 0 (default 0).
         seeds: one run per seed: a number (5: seeds 0 to 4) or a list (3,5,8; 10:15 is 10 to 14).
         tuned: use the settings in tuned/TASK/OPT.yaml, else the shipped ones; not on seeds that chose them.
         rerun: train again even if the result is stored.
@@ -70,14 +66,14 @@ def fit(
 
 @public
 def sweep(
-    task: p.Task | None = None,
-    opt: p.Opt | Sequence[p.Opt] | None = None,
+    task: Task | None = None,
+    opt: Opt | Sequence[Opt] | None = None,
     *,
-    seeds: p.Seeds = 8,
+    seeds: Seeds = 8,
     tuned: bool = False,
-    out: p.Place | None = None,
+    out: Place | None = None,
     logger: str | None = None,
-    **more: Unpack[p.Fitting],
+    **more: Unpack[Fitting],
 ) -> "Sweep | Answer":
     """Train many settings and seeds, vectorised where that is faster, and show how results depend on them.
 
@@ -91,23 +87,23 @@ def sweep(
         out: folder of table and plot; the command writes to swept/TASK/OPT-HASH by default.
     """
     call = Call(more, task, names("opt", opt) or [], logger=logger)
-    from bench.api import sweeping
+    from bench.api import fitting
 
-    return sweeping.sweep(call, read_seeds(seeds), path_of(out), tuned=tuned)
+    return fitting.sweep(call, read_seeds(seeds), path_of(out), tuned=tuned)
 
 
 @public
 def tune(
-    task: p.Task | None = None,
-    opt: p.Opt | None = None,
+    task: Task | None = None,
+    opt: Opt | None = None,
     *,
     trials: int | None = None,
-    seeds: p.Seeds = 2,
-    report_seeds: p.Seeds = 7,
+    seeds: Seeds = 2,
+    report_seeds: Seeds = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
     storage: str | None = None,
-    out: p.Place | None = None,
-    **more: Unpack[p.Fitting],
+    out: Place | None = None,
+    **more: Unpack[Fitting],
 ) -> "Study | Answer":
     """Find an optimizer's hyperparameters on a task: trials on separate seeds, the winner on fresh seeds.
 
@@ -126,16 +122,15 @@ def tune(
     call = Call(more, task, [] if opt is None else [opt])
     from bench.api import studies
 
-    study = studies.study_of(call, sampler, trials, seeds, report_seeds)
-    return studies.dry_run(study, call) if call.dry_run else studies.tune(study, call, path_of(out), storage)
+    return studies.tune(call, sampler, trials, seeds, report_seeds, path_of(out), storage)
 
 
 @public
 def suite(
     file: str,
     *,
-    out: p.Place = "tuned",
-    **more: Unpack[p.Executing],
+    out: Place = "tuned",
+    **more: Unpack[Executing],
 ) -> Answer:
     """Tune optimizers on tasks with equal numbers of trials, then run the winners on fresh seeds.
 
@@ -154,16 +149,16 @@ def suite(
 
 @public
 def compare(
-    task: p.Names | None = None,
-    opt: p.Opt | Sequence[p.Opt] | None = None,
+    task: Names | None = None,
+    opt: Opt | Sequence[Opt] | None = None,
     *,
-    against: p.Names | None = None,
+    against: Names | None = None,
     trials: int | None = None,
-    seeds: p.Seeds | None = None,
-    report_seeds: p.Seeds = 7,
+    seeds: Seeds | None = None,
+    report_seeds: Seeds = 7,
     anyway: bool = False,
-    out: p.Place | None = None,
-    **more: Unpack[p.Fitting],
+    out: Place | None = None,
+    **more: Unpack[Fitting],
 ) -> "Comparison | Answer":
     """Compare optimizers with a baseline: checks, tuning with equal budgets, fresh seeds, verdicts, a plot.
 
@@ -180,14 +175,11 @@ def compare(
         out: folder of tables, plots and settings; the command writes to compared/TASK/OPT by default.
     """
     more.setdefault("workers", "auto")
-    call = Call(more, opts=names("opt", opt) or [])
-    from bench.api import comparison, studies
+    call, baselines = Call(more, opts=names("opt", opt) or []), names("against", against)
+    from bench.api import studies
 
-    tasks, baselines = names("task", task) or [], names("against", against)
-    request = comparison.Request(call, tasks, baselines, trials, seeds, report_seeds, anyway)
-    if call.dry_run:
-        return studies.plan_of(comparison.contests_of(request), call)
-    return comparison.compare(request, path_of(out))
+    tasks = names("task", task)
+    return studies.compare(call, tasks, baselines, trials, seeds, report_seeds, path_of(out), anyway=anyway)
 
 
 @public
@@ -195,8 +187,8 @@ def data(
     kind: Literal["status", "prepare"],
     *,
     task: str | None = None,
-    settings: p.Settings | None = None,
-    data: p.Place | None = None,
+    settings: Settings | None = None,
+    data: Place | None = None,
     progress: bool = True,
 ) -> Answer:
     """Show which files of a task's data exist, or fetch them over the network, and tokenise texts.
@@ -214,7 +206,7 @@ def data(
 
 
 @public
-def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progress: bool = True) -> Answer:
+def doctor(*, data: Place | None = None, store: Place | None = None, progress: bool = True) -> Answer:
     """Check this machine, its data and its store; the lines say how to fix what does not work.
 
     Exit code 1: something will not work.
@@ -225,7 +217,7 @@ def doctor(*, data: p.Place | None = None, store: p.Place | None = None, progres
 
 
 @public
-def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = None) -> Answer:
+def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = None) -> Answer:
     """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
 
     Args:
@@ -240,13 +232,12 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: p.Place | None = 
 
 @public
 def verify(
-    path: p.Place | None = None,
+    path: Place | None = None,
     *,
     runs: int = 3,
-    seed: int | None = None,
-    task: p.Names | None = None,
-    opt: p.Names | None = None,
-    data: p.Place | None = None,
+    task: Names | None = None,
+    opt: Names | None = None,
+    data: Place | None = None,
     progress: bool = True,
 ) -> Answer:
     """Retrain a random sample of the runs of a store or of the reference results, and compare.
@@ -258,11 +249,10 @@ def verify(
     Args:
         path: a store (default: the reference results).
         runs: number of runs.
-        seed: seed of the random sample (default: different each time).
         task: only of these tasks; a plug-in as file.py:SPEC.
         opt: only of these optimizers; a plug-in as file.py:NAME.
     """
     from bench.api.verification import verify
 
     places = Call({"data": data}).places
-    return verify(path_of(path), runs, seed, names("task", task), names("opt", opt), places["data"])
+    return verify(path_of(path), runs, names("task", task), names("opt", opt), places["data"])

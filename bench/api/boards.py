@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from bench.api import parameters as p
-from bench.api.calls import folders, names, pairs, path_of, public
+from bench.api.calls import Choice, Names, Place, folders, names, pairs, path_of, public
 from bench.errors import UserError, check_known, unknown
-from bench.output import Answer, check_output, format_of, open_stores, remark, warn_of, write
+from bench.output import Answer, check_output, format_of, note, open_stores, warn_of, write
 from bench.text import cell
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ def reading() -> Iterator[None]:
 def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list[str]]]:
     """Report what is damaged or excluded on standard error; the exit code, and the same for JSON."""
     code = warn_of(stores, sorted(set(entries.damaged)))
-    for note in entries.notes:
-        remark("note", note)
+    for text in entries.notes:
+        note(f"note: {text}")
     damaged = [*map(str, stores.damaged), *entries.damaged]
     return code, {"damaged": list(dict.fromkeys(damaged)), "notes": entries.notes}
 
@@ -47,7 +46,7 @@ def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list
 def _chosen(
     choice: Mapping[str, Any], target: float | None = None, *, community: bool = False
 ) -> tuple["Stores", "Collected"]:
-    """The stores, and the entries that arguments of `bench.api.parameters.Choice` select (UserError)."""
+    """The stores, and the entries that arguments of `bench.api.calls.Choice` select (UserError)."""
     from bench.boards.collect import collect
 
     if target is not None and not math.isfinite(target):
@@ -72,14 +71,13 @@ def _chosen(
 
 @public
 def leaderboard(
-    board: p.Names | None = None,
+    board: Names | None = None,
     *,
     explain: str | None = None,
-    format: Literal["table", "md", "csv", "json", "tex", "html"] | None = None,
-    out: p.Place | None = None,
+    out: Place | None = None,
     target: float | None = None,
     community: bool = False,
-    **choice: Unpack[p.Choice],
+    **choice: Unpack[Choice],
 ) -> Answer:
     """Compare optimizers from the stored runs, with verdicts that stay valid when seeds are added, and intervals.
 
@@ -90,7 +88,6 @@ def leaderboard(
             to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
             of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
         explain: explain this row instead: search space, trials, split, cost, reductions, commands.
-        format: format on standard output (default: table); a file's is that of its ending.
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
         community: also show the results that others have submitted, marked (see 'Submit results' in the docs).
@@ -98,7 +95,8 @@ def leaderboard(
     from bench.results.render import FORMATS, as_json, written
 
     file, requested = path_of(out), names("board", board)
-    kind = format or ("table" if file is None else format_of(file, FORMATS))
+    if file is not None:
+        format_of(file, FORMATS)  # fail before the boards are made
     check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
     stores, entries = _chosen(choice, target, community=community)
     if explain is not None:
@@ -119,23 +117,17 @@ def leaderboard(
     code, left_out = _warned(stores, entries)
     if not entries.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
-    lines = list[str]()
-    if file is not None:
-        write(file, written(boards, kind, file))
-    elif requested is None and kind == "table":
-        lines = [summary(entries)]
-    else:
-        lines = [written(boards, kind, None)]
     notes = dict.fromkeys(text for texts in left_out.values() for text in texts)
-    return Answer(partial(as_json, boards), lines, code, boards, [*notes])
+    answer = Answer(partial(as_json, boards), [], code, boards, [*notes])
+    if file is not None:
+        answer.write(file)
+    else:
+        answer.lines = [summary(entries) if requested is None else written(boards, "table", None)]
+    return answer
 
 
 def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
-    """The board of a function `file.py:NAME` or `module:NAME`, from the DataFrame of the shown runs.
-
-    Raises:
-        UserError: it cannot be imported, raises an error, or returns no DataFrame.
-    """
+    """The board of a function `file.py:NAME` or `module:NAME` of the DataFrame of the shown runs (UserError)."""
     import pandas as pd
 
     from bench.browse.sql import frame
@@ -161,7 +153,7 @@ def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
 
 
 @public
-def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answer:
+def report(*, out: Place = "report.html", **choice: Unpack[Choice]) -> Answer:
     """Write boards, charts and the commands behind each row as one HTML page that needs no network.
 
     The same store gives a bit-identical page. Exit code 1: a run could not be read.
@@ -187,10 +179,10 @@ def report(*, out: p.Place = "report.html", **choice: Unpack[p.Choice]) -> Answe
 def plot(
     chart: Literal["forest", "curves", "sensitivity", "profile", "attention"] = "forest",
     *,
-    out: p.Place | None = None,
+    out: Place | None = None,
     y: str = "loss",
     x: Literal["steps", "epochs", "seconds"] = "steps",
-    **choice: Unpack[p.Choice],
+    **choice: Unpack[Choice],
 ) -> "alt.TopLevelMixin | Answer":
     """Draw stored runs for a paper, one panel per problem.
 
@@ -225,6 +217,6 @@ def plot(
         return figure.altair()
     write(file, figure.picture(file.suffix))
     for panel in (panel for panel in figure.panels if not panel.lines):
-        remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.notes)}")
+        note(f"note: {panel.title}: not drawn, since {'; '.join(panel.notes)}")
     rows = [{"title": one.title, "drawn": bool(one.lines), "note": "\n".join(one.notes)} for one in figure.panels]
     return Answer({"out": file, "panels": rows, **left_out}, [], code)

@@ -1,31 +1,122 @@
 """What a public function is: flat parameters with their meaning, values of the declared types, and a session."""
 
 import inspect
-import re
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from bench.api.parameters import MEANINGS, Place, Stores, Which
+from typing_extensions import TypedDict
+
 from bench.api.source import name_of
+from bench.config.values import Seeds as Seeds
 from bench.config.values import parts, place, read_budget
 from bench.errors import UserError, unknown
-from bench.execute import Effort, Engine
+from bench.execute import Effort
 from bench.progress import silenced
+from bench.text import why_wrong, word_of
 from optimizers.plugins import PluginError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from optimizers import OptimizerSpec
+    from tasks import TaskSpec
+
+    Opt = str | type[Optimizer] | OptimizerSpec
+    Task = str | TaskSpec
+else:
+    Opt = Task = Any  # `bench.api.source.name_of` judges them
+
+Place = str | Path
+Names = str | Sequence[str]
+Folders = Sequence[Place] | Place | None
+Settings = Mapping[str, Any]
+Which = Literal["best", "all"]
+
+MEANINGS = {
+    "task": "a name of `bench list tasks`, or `file.py:SPEC`.",
+    "opt": "a name of `bench list optimizers`, `file.py:Class`, or a class; if several are allowed: A,B.",
+    "trials": "number of trials (default nine). A grid adds up to 8 points beyond an edge while the best is there.",
+    "report_seeds": "fresh seeds of each winner: a number (default 7: 0 to 6) or a list; fewer decide no verdict.",
+    "seed": "seed of problem instance, initialisation and dropout, from 0 (default 0).",
+    "logger": "also log to tensorboard, csv or wandb (extras).",
+    "config": "YAML file of settings; options override it.",
+    "data_seed": "seed of the order of the samples (default: the run's seed).",
+    "precision": "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's; lanes need 32-true or 64-true).",
+    "device": "cpu, cuda, mps or auto (default auto).",
+    "task_options": "options of the task by name (`bench show TASK` lists them).",
+    "trainer": 'budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.',
+    "settings": 'further settings in dotted form, `{"opt.matrix.lr": 0.01}`; they override the others.',
+    "engine": "lanes: vectorised runs; lightning: one by one; auto (default): the faster in a short measurement.",
+    "workers": "number of processes that share the runs, or auto: one per GPU, or else one per CPU core.",
+    "cluster": "train on a Dask cluster: its address, or its scheduler's file.",
+    "width": "number of lanes at once (default: measured).",
+    "budget": "stop after this time (6h, 90min); the next call continues.",
+    "dry_run": "print what would be trained, and exit.",
+    "command": "words of the command line, for the suite's own use.",
+    "data": "folder of the data sets (default: $BENCH_DATA, else ./data).",
+    "store": "folder of the runs (default: $BENCH_STORE, else ./runs).",
+    "progress": "show progress and notes on standard error.",
+    "only": "only runs with this setting (trainer.max_steps=1000), version (versions.torch=2.15.0) or engine; may be"
+    " given several times.",
+    "which": "those to show of each optimizer: best takes the tuned ones, else the defaults, else the one set by hand"
+    " if there is exactly one.",
+    "reference": "optimizer to compare the others with (default: adamw, or gd for full batches).",
+    "no_reference": "leave out the shipped reference results.",
+    "hyperparameters": 'of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.',
+}
+"""The meaning of parameters by name, where a docstring does not say it; `which` is that of `settings: Which`."""
+
+
+class Executing(TypedDict, total=False):
+    """Of functions that train a given plan."""
+
+    engine: Literal["auto", "lanes", "lightning"] | None
+    workers: int | str | None
+    cluster: str | None
+    width: int | None
+    budget: str | None
+    dry_run: bool
+    command: Sequence[str] | None
+    data: Place | None
+    store: Place | None
+    progress: bool
+
+
+class Fitting(Executing, total=False, extra_items=Any):
+    """Of functions that train settings of the call; other names are hyperparameters."""
+
+    config: Place | None
+    data_seed: int | None
+    precision: str | None
+    device: str | None
+    task_options: Settings | None
+    trainer: Settings | None
+    settings: Settings | None
+
+
+class Choice(TypedDict, total=False):
+    """Of functions that compare stored runs."""
+
+    task: Names | None
+    opt: Names | None
+    only: Mapping[str, Any] | Sequence[str] | None
+    settings: Which
+    reference: str | None
+    no_reference: bool
+    store: Folders
+    progress: bool
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_WORKERS = 10_000
 """More are probably a typo. Ours."""
 LEAST = {"trials": 1, "width": 1, "runs": 1}
 """The smallest values of numbers by name."""
-_surrogate = re.compile("[\ud800-\udfff]")
-"""Of bytes of a command line that are not UTF-8."""
 
 
 def public(function: F) -> F:
@@ -96,44 +187,32 @@ def _documented(function: Callable[..., Any], signature: inspect.Signature) -> s
     return "\n".join([head, *lines]) + mark + tail
 
 
-def meaning(function: Callable[..., Any], name: str) -> str:
-    """The meaning of a parameter, from a docstring."""
-    match = re.search(rf"^    {name}: (.*(?:\n     .*)*)", function.__doc__ or "", re.MULTILINE)
-    return " ".join(match[1].split()) if match else ""
-
-
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """A value of Python, or a word of the command line, as the declared type.
-
-    Raises:
-        UserError: it is of another type, too small, empty, or no text in UTF-8.
-    """
+    """A value of Python, or a word of the command line, as the declared type (UserError)."""
     from pydantic import TypeAdapter, ValidationError  # takes 0.1 s, which usage errors need not wait for
-
-    from bench.text import why_wrong
 
     value = plain(value)
     for text in value if isinstance(value, list) and name != "command" else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
-        if isinstance(text, str | Path) and _surrogate.search(str(text)):
+        if isinstance(text, str | Path) and any("\ud800" <= letter <= "\udfff" for letter in str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
-    written = value if isinstance(value, str) else repr(value)
     try:
-        value = TypeAdapter(kind).validate_python(value)
+        typed = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         for member in (kind, *get_args(kind)):
             if get_origin(member) is Literal:
                 raise unknown(name, str(value), get_args(member)) from None
         reasons = [why_wrong(one["msg"]).removeprefix("it must be ") for one in error.errors()]
         known = dict.fromkeys(why.replace("an instance of Sequence", "a list") for why in reasons if "path" not in why)
-        raise UserError(f"--{name} {written}: it must be {' or '.join(known) or 'text or a path'}") from None
-    if isinstance(value, int) and value < LEAST.get(name, value):
-        raise UserError(f"--{name} {value}: it must be at least {LEAST[name]}")
-    return value
+        given = value if isinstance(value, str) else repr(value)
+        raise UserError(f"--{name} {given}: it must be {' or '.join(known) or 'text or a path'}") from None
+    if isinstance(typed, int) and typed < LEAST.get(name, typed):
+        raise UserError(f"--{name} {typed}: it must be at least {LEAST[name]}")
+    return typed
 
 
 def plain(value: Any) -> Any:
@@ -148,7 +227,7 @@ def path_of(where: Place | None) -> Path | None:
     return None if where is None else Path(where)
 
 
-def folders(store: Stores) -> list[Path]:
+def folders(store: Folders) -> list[Path]:
     """The folders of one store or several; none if not given."""
     several = [store] if store is None or isinstance(store, str | Path) else store
     return [place("store", str(folder)) for folder in several if folder is not None]
@@ -167,16 +246,12 @@ def names(argument: str, given: Any) -> list[Any] | None:
 
 def pairs(argument: str, values: Mapping[str, Any] | Sequence[str] | None) -> dict[str, str]:
     """Values by name, from a mapping or from words NAME=VALUE (UserError)."""
-    from bench.text import word_of
-
     if isinstance(values, Mapping):
         return {name: word_of(value) for name, value in values.items()}
     words = [word.partition("=") for word in (values or ())]
     for name, equals, value in words:
         if not (name and equals):
-            raise UserError(
-                f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in --only trainer.max_steps=1000"
-            )
+            raise UserError(f"--{argument} {name}{equals}{value}: write NAME=VALUE, as in trainer.max_steps=1000")
     return {name.removeprefix("--"): value for name, _, value in words}
 
 
@@ -197,15 +272,19 @@ class Call:
         self.places = {name: place(name, str(given[name]) if name in given else None) for name in ("data", "store")}
         self.folders = {name: self.places[name] for name in given}
         self.efforts = taken("engine", "workers", "cluster", "width", "budget")
-        self.effort = _effort(**self.efforts)
+        effort = dict(self.efforts)
+        if (workers := effort.get("workers", "auto")) != "auto":
+            if not str(workers).isdecimal() or not 0 < int(workers) <= MOST_WORKERS:
+                raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+            effort["workers"] = str(workers)
+        self.effort = Effort(**effort | {name: read_budget(effort[name]) for name in ("budget",) if name in effort})
         self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
         self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
         top |= taken("data_seed", "precision", "device")
         task_options, trainer, settings = (rest.pop(name, None) for name in ("task_options", "trainer", "settings"))
         named = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task), **top}
         self.words: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        for group, values in (("task", task_options), ("opt", rest), ("trainer", trainer)):
-            self.words |= _dotted(group, values or {})
+        self.words |= _dotted("task", task_options or {}) | _dotted("opt", rest) | _dotted("trainer", trainer or {})
         self.words |= {name: plain(value) for name, value in (settings or {}).items()}
 
     @cached_property
@@ -214,24 +293,6 @@ class Call:
         from bench.sweeps.grid import settings_in  # imports pydantic
 
         return settings_in(self.config) | self.words
-
-    def made_by(self, function: str) -> str:
-        """The command, or else the function, for files that say where they come from."""
-        return shlex.join(self.command or [function])
-
-
-def _effort(
-    engine: str = "auto",
-    workers: int | str | None = None,
-    cluster: str | None = None,
-    width: int | None = None,
-    budget: str | None = None,
-) -> Effort:
-    """How runs are executed (UserError)."""
-    if workers not in (None, "auto") and not (str(workers).isdecimal() and 0 < int(workers) <= MOST_WORKERS):
-        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
-    spent = None if budget is None else read_budget(budget)
-    return Effort(cast(Engine, engine), width, None if workers is None else str(workers), cluster, spent)
 
 
 def _dotted(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:

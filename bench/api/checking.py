@@ -1,12 +1,10 @@
-"""`bench check`, and the list of its checks."""
+"""`bench check`: does an optimizer or a task behave as training code expects?"""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
-from bench.api import parameters as p
-from bench.api.calls import Call, names, public
-from bench.check import GROUPS, Kind, catalogue
+from bench.api.calls import Call, Names, Opt, Place, Settings, names, public
+from bench.check import Kind
 from bench.errors import UserError
 from bench.output import Answer, note
 from bench.progress import on_terminal, say, show_line
@@ -14,16 +12,15 @@ from bench.progress import on_terminal, say, show_line
 
 @public
 def check(
-    optimizer: p.Opt | None = None,
+    optimizer: Opt | None = None,
     *,
     task: str | None = None,
-    only: p.Names | None = None,
+    only: Names | None = None,
     reference: str | None = None,
     quick: bool = False,
-    limit: float = 30,
-    settings: p.Settings | None = None,
-    data: p.Place | None = None,
-    store: p.Place | None = None,
+    settings: Settings | None = None,
+    data: Place | None = None,
+    store: Place | None = None,
     progress: bool = True,
     **hyperparameters: Any,
 ) -> Answer:
@@ -38,22 +35,19 @@ def check(
         only: only these checks: A,B.
         reference: another optimizer, whose steps its own must equal.
         quick: leave out the checks that start processes and trainings: DDP, FSDP2, lanes, ...
-        limit: time limit of one check in seconds (default 30).
     """
-    if not 0 < limit < float("inf"):
-        raise UserError(f"--limit {limit}: it is not a time; write seconds, as in --limit 30")
     opts = [] if optimizer is None else [optimizer]
     call = Call({**hyperparameters, "settings": settings, "data": data, "store": store}, task, opts)
-    options = {group: {k[len(group) + 1 :]: v for k, v in call.words.items() if k.startswith(f"{group}.")}
-               for group in ("task", "opt")}  # fmt: skip
-    if task is not None and (opts or reference or options["opt"]):
+    kind: Kind = "optimizer" if task is None else "task"
+    group, other = ("opt", "task") if task is None else ("task", "opt")
+    name, stray = call.words.get(group), [option for option in call.words if option.startswith(f"{other}.")]
+    if task is not None and (opts or reference or stray):
         raise UserError("--task checks only a task: remove the optimizer, --opt.* and --reference")
-    if task is None and options["task"]:
-        raise UserError(f"--task.{next(iter(options['task']))} is an option of a task: name the task with --task TASK")
-    kind = cast(Kind, "optimizer" if task is None else "task")
-    name = call.words.get("opt" if task is None else "task")
+    if stray:
+        raise UserError(f"--{stray[0]} is an option of a task: name the task with --task TASK")
     if name is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
+    options = {option.partition(".")[2]: v for option, v in call.words.items() if option.startswith(f"{group}.")}
     from bench.check.run import report_on, text, write
 
     def show(place: str, verdict: Mapping[str, Any]) -> None:
@@ -61,23 +55,8 @@ def check(
         show_line("check", line) if on_terminal() else say(line)
 
     what: dict[str, Any] = {"reference": reference, "quick": quick} if task is None else {"data": call.places["data"]}
-    chosen = options["opt" if task is None else "task"]
-    report = report_on(name, options=chosen, only=names("only", only), limit=limit, show=show, kind=kind, **what)
+    report = report_on(name, options=options, only=names("only", only), show=show, kind=kind, **what)
     show_line("check")
     if task is None and only is None and not quick:
         note(f"written to {write(call.places['store'], report)}")
     return Answer(vars(report), text(report).split("\n"), int(not report.ok))
-
-
-def listed() -> Answer:
-    """The checks of optimizers and tasks."""
-    kinds: tuple[Kind, ...] = ("optimizer", "task")
-    data = {kind: {name: asdict(check) for name, check in catalogue(kind).items()} for kind in kinds}
-    lines = {
-        kind: [
-            f"{check.name}: {check.meaning}\n    {GROUPS[check.severity]}. {check.advice}".rstrip()
-            for check in catalogue(kind).values()
-        ]
-        for kind in kinds
-    }
-    return Answer(data, [*lines["optimizer"], "", "Of tasks (--task):", *lines["task"]])

@@ -1,37 +1,36 @@
-"""`bench.fit`: one run, or one for each of several seeds; heavy imports happen after all checks."""
+"""`bench.fit` and `bench.sweep`: one run, one for each of several seeds, or many; heavy imports follow all checks."""
 
+import hashlib
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from bench.api.calls import Call
-from bench.config.run_config import RunConfig, on_device, resolve
+from bench.api.results import Run, Runs, Sweep
+from bench.config.checks import check, check_early, check_places
+from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import sources_of
 from bench.config.tuned import Sources, tuned_file
 from bench.config.values import Seeds, read_seeds
-from bench.errors import UserError
+from bench.errors import RunBroke, UserError
 from bench.execute import command as runs
 from bench.execute.blocks import check_all
-from bench.output import Answer, note
+from bench.output import Answer, check_output, note
 from bench.progress import SweepProgress, doing
 from bench.store.store import Store
+from bench.sweeps.grid import configurations
 from bench.text import plain
-
-if TYPE_CHECKING:
-    from bench.api.runs import Run, Runs
+from optimizers.plugins import slug
 
 
-def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> "Run | Runs | Answer":
-    """One run, or one for each of several seeds: stored ones, or new ones.
-
-    Raises:
-        UserError: the request is invalid.
-        KeyboardInterrupt: it was stopped and saved.
-    """
+def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> Run | Runs | Answer:
+    """One run, or one for each of several seeds: stored ones, or new ones."""
     several, words = None if seeds is None else read_seeds(seeds), call.folders | call.words
     config = _configuration(words, call, tuned=tuned)
     sources: Sources = {}
@@ -45,7 +44,14 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> "Run | 
     for name, value in (("seed", words.get("seed")), ("rerun", rerun or None)):
         if value is not None:
             raise UserError(f"--{name} is for one run; remove it or --seeds")
-    return _several(config, several, sources, call)
+    seeded = ["seed"] if "data_seed" in call.settings else ["seed", "data_seed"]
+    configs = [on_device(config).model_copy(update=dict.fromkeys(seeded, seed)) for seed in several]
+    check_all(configs, early=True)
+    if call.dry_run:
+        return runs.dry_run(configs, call.effort, [{"seed": seed} for seed in several])
+    view = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=call.progress)
+    results = runs.results_of(configs, view, call.effort, plan="fit", sources=sources)
+    return Runs([Run(result, config.store) for result in results])
 
 
 def _configuration(words: Mapping[str, Any], call: Call, *, tuned: bool) -> RunConfig:
@@ -63,17 +69,13 @@ def _configuration(words: Mapping[str, Any], call: Call, *, tuned: bool) -> RunC
         raise
 
 
-def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> "Run":
+def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> Run:
     """The stored run, or a new one."""
-    from bench.api.runs import Run
-
     if config.trainer.ranks > 1 and call.command is None:
         why = "a run with several processes restarts its command; use `bench fit`, and `bench.load` for the result"
         raise UserError(f"trainer.devices and trainer.num_nodes: {why}")
     result = None if rerun else Store(config.store).get(on_device(config).run_id)
     if result is None or not result.finished:
-        from bench.config.checks import check_early, check_places
-
         check_early(config)
         check_places([config])
         with doing("importing torch"):
@@ -88,24 +90,8 @@ def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> "Ru
     return Run(result, config.store)
 
 
-def _several(config: RunConfig, seeds: Sequence[int], sources: Sources, call: Call) -> "Runs | Answer":
-    """The stored or new run of each seed; errors as for `bench.execute.command.results_of`."""
-    from bench.api.runs import Run, Runs
-
-    seeded = ["seed"] if "data_seed" in call.settings else ["seed", "data_seed"]
-    configs = [on_device(config).model_copy(update=dict.fromkeys(seeded, seed)) for seed in seeds]
-    check_all(configs, early=True)
-    if call.dry_run:
-        return runs.dry_run(configs, call.effort, [{"seed": seed} for seed in seeds])
-    view = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=call.progress)
-    results = runs.results_of(configs, view, call.effort, plan="fit", sources=sources)
-    return Runs([Run(result, config.store) for result in results])
-
-
 def _dry_run(config: RunConfig) -> Answer:
     """The resolved configuration, which `--config` reads back."""
-    from bench.config.checks import check
-
     config = on_device(config)
     check(config)
     values = plain(config.model_dump(mode="python"))
@@ -115,3 +101,40 @@ def _dry_run(config: RunConfig) -> Answer:
         del nested["data_seed"]  # so that it follows another seed, such as those of `--seeds`
     text = yaml.safe_dump(nested, sort_keys=False).rstrip("\n")
     return Answer({"run_id": config.run_id, **values}, [f"# run_id: {config.run_id}", text])
+
+
+def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool) -> Sweep | Answer:
+    """Train the missing runs, analyse all, and write table and plot, as the command does, or if a folder is given.
+
+    If runs failed, the command shows the others first (`Sweep.failed`).
+    """
+    with doing("reading the grid"):
+        configs, varied = configurations(call.words, seeds, call.places, config=call.config, tuned=tuned)
+        check_all(configs, early=True)
+        sources = sources_of(configs) if tuned else {}
+    if call.dry_run:
+        settings = [settings_of(config.model_dump()) for config in configs]
+        names = ("opt", *varied, "seed")
+        return runs.dry_run(configs, call.effort, ({k: s[k] for k in names if k in s} for s in settings))
+    if folder is None and call.command is not None:  # the hash identifies the set of runs
+        digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()[:8]
+        opts = "-".join(dict.fromkeys(slug(config.opt) for config in configs))[:60].rstrip("-")
+        folder = Path("swept", slug(configs[0].task), f"{opts}-{digest}")
+    if folder is not None:
+        check_output(folder)  # fail before hours of training
+    store, mode, failed = configs[0].store, configs[0].task_spec.mode, None
+    try:
+        view = SweepProgress(f"sweep {configs[0].task}", mode, enabled=call.progress)
+        results = runs.results_of(configs, view, call.effort, plan="sweep", sources=sources)
+    except RunBroke as error:
+        results = [run for config in configs if (run := Store(store).get(config.run_id)) is not None]
+        if call.command is None or not any(run.finished for run in results):
+            raise
+        failed = str(error)
+    with doing("drawing"):
+        from bench.sweeps.sensitivity import analyse, write  # imports numpy and scipy
+
+        sensitivity = analyse(results, varied, mode)
+        made_by = shlex.join(call.command or ["bench.sweep"])
+        paths = [] if folder is None else write(folder, sensitivity, made_by)
+    return Sweep(Runs([Run(result, store) for result in results]), sensitivity, paths, failed)

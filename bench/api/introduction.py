@@ -3,8 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from bench.api import parameters as p
-from bench.api.calls import Call, public
+from bench.api.calls import Call, Place, public
 from bench.output import Answer, write
 from bench.progress import doing
 
@@ -22,7 +21,7 @@ Try next:
 
 
 @public
-def quickstart(*, out: p.Place = "quickstart.png", store: p.Place | None = None, progress: bool = True) -> Answer:
+def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, progress: bool = True) -> Answer:
     """Train four optimizers on a small task with seven seeds, rank them, and draw their curves.
 
     Nothing is downloaded or tuned. If its runs are stored, it takes about 2 s.

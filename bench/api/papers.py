@@ -1,10 +1,9 @@
-"""Experiments of papers: their list, the shipped verdicts, and one of them run."""
+"""`bench reproduce`: an experiment of a paper, or the shipped verdicts on all claims."""
 
 from pathlib import Path
 from typing import Unpack
 
-from bench.api import parameters as p
-from bench.api.calls import Call, path_of, public
+from bench.api.calls import Call, Executing, Place, Seeds, Settings, path_of, public
 from bench.config.values import counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer
@@ -14,16 +13,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 """The shipped pages of papers, of a clone."""
 
 
-def listed() -> Answer:
-    """The experiments."""
-    from bench.papers.experiments import load
-    from bench.results.render import shown
-    from bench.results.table import Table
-
-    titles = [(name, load(name).title) for name in experiments()]
-    return Answer([{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
-
-
 @public
 def reproduce(
     name: str | None = None,
@@ -31,11 +20,11 @@ def reproduce(
     claims: bool = False,
     quick: bool = False,
     search: bool = False,
-    seeds: p.Seeds | None = None,
-    out: p.Place | None = None,
+    seeds: Seeds | None = None,
+    out: Place | None = None,
     device: str = "auto",
-    settings: p.Settings | None = None,
-    **more: Unpack[p.Executing],
+    settings: Settings | None = None,
+    **more: Unpack[Executing],
 ) -> Answer:
     """Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.
 
@@ -52,7 +41,14 @@ def reproduce(
         out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
     """
     if claims:
-        return _claims(name, path_of(out))
+        from bench.papers.shipped import board, read
+        from bench.results import render
+
+        boards = [board(read(RESULTS, name))]
+        answer = Answer(render.as_json(boards), [render.written(boards, "table", None)], boards=boards)
+        if out is not None:
+            answer.write(out)
+        return answer
     call = Call({**more, "settings": settings})
     if name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench list experiments`")
@@ -74,15 +70,3 @@ def reproduce(
         return dry_run([config for _, config in todo], call.effort, about)
     result = papers.reproduce(name, folder, places, version, call.effort)
     return Answer({"out": folder, **as_json(result)}, claim_lines(result, folder))
-
-
-def _claims(paper: str | None, out: Path | None) -> Answer:
-    """The verdicts on all claims of the shipped pages, or of a paper's, written to a file if given."""
-    from bench.papers.shipped import board, read
-    from bench.results.render import as_json, written
-
-    boards = [board(read(RESULTS, paper))]
-    answer = Answer(as_json(boards), [written(boards, "table", None)], boards=boards)
-    if out is not None:
-        answer.write(out)
-    return answer

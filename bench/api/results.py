@@ -1,23 +1,121 @@
-"""Results of sweeps, studies and comparisons: answers with further attributes."""
+"""Results as Python objects: runs, sweeps, studies and comparisons."""
 
-from collections.abc import Mapping, Sequence
+from collections import UserList
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api.runs import Run, Runs
+from bench.config.run_config import settings_of
 from bench.errors import RunFailed, UserError
 from bench.output import Answer
-from bench.results.render import as_json, written
-from bench.results.table import Board
-from bench.text import CONVERGED, clean
+from bench.results.render import as_json, html_fragment, shown, written
+from bench.results.table import Board, Table
+from bench.run_summary import remarks_on, result_json, result_lines
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.stores import Stores
+from bench.text import CONVERGED, clean, counted
+from optimizers.plugins import bare
 
 __all__ = ["Answer", "Comparison", "Run", "RunFailed", "Runs", "Study", "Sweep", "UserError"]
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bench.plots.panels import Figure
     from bench.sweeps.sensitivity import Sensitivity
     from bench.tuning.study import StudyResult
+
+
+class Run(Answer):
+    """A stored run.
+
+    Attributes:
+        result: its record, with all fields.
+        store: its folder.
+        task, opt: the names of its task and optimizer; for a class from a file, without the folder.
+        status: how it ended, `completed`, `diverged`, `timeout`, `failed` or `killed`; or `running`.
+        metric: split and name of the compared metric, such as `test accuracy`.
+        final: that metric at the last step; None if the run has no value.
+        best: that metric at the best step on the selection split; None if the run has no value.
+        steps: number of optimizer steps taken.
+        seconds: from the first step to the end, evaluation included.
+        settings: in dotted form, such as `opt.lr`, `trainer.max_steps`, `task.T` and `seed`.
+    """
+
+    def __init__(self, result: RunResult, store: Path) -> None:
+        code = 130 if result.status == "killed" else 0
+        super().__init__(partial(result_json, result, store), partial(result_lines, result, store), code)
+        self.result, self.store = result, store
+        self.run_id, self.task, self.opt = result.run_id, result.task, bare(result.config["opt"])
+        self.seed: int = result.config["seed"]
+        self.status, self.steps, self.seconds = result.status, result.steps, result.wall_s
+        self.metric, self.final, self.best = f"{result.split} {result.metric}".strip(), result.final, result.best
+        self.settings = settings_of(result.config)
+
+    def __repr__(self) -> str:
+        return f"<Run: {self.run_id}, {self.status}>"
+
+    @property
+    def curve(self) -> "pd.DataFrame":
+        """A row for each step: `step`, `loss`, `grad_norm`, `raw_step`, `applied_step`; NaN for non-finite values."""
+        import pandas as pd
+
+        return pd.DataFrame(Store(self.store).tables(self.run_id).get("curve", {}))
+
+
+class Runs(UserList[Run]):
+    """Stored runs: a list that converts to DataFrames.
+
+    Args:
+        runs: in their order.
+        damaged: what could not be read, in words.
+    """
+
+    def __init__(self, runs: Iterable[Run] = (), damaged: Sequence[str] = ()) -> None:
+        super().__init__(runs)
+        self.damaged = tuple(damaged)
+
+    def runs(self) -> "pd.DataFrame":
+        """A row for each run: the view `runs` of `bench sql`, with a column for each setting in dotted form."""
+        return self._frame("runs")
+
+    def curves(self) -> "pd.DataFrame":
+        """A row for each run and step: loss, gradient norm, step sizes."""
+        return self._frame("curves")
+
+    def measurements(self) -> "pd.DataFrame":
+        """A row for each run and step at which the task measures, with a column for each quantity."""
+        return self._frame("measurements")
+
+    def evaluations(self) -> "pd.DataFrame":
+        """A row for each run and evaluation during training, on the selection split."""
+        return self._frame("evaluations")
+
+    def _frame(self, view: str) -> "pd.DataFrame":
+        from bench.browse.sql import frame
+
+        return frame(self._stores(), view, [run.run_id for run in self])
+
+    def _stores(self) -> Stores:
+        return Stores(sorted({run.store for run in self}))
+
+    def _table(self) -> Table:
+        from bench.browse import listing
+
+        return listing.table(self._stores(), [run.result for run in self], fold=False)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The runs as `Run.as_json`."""
+        return [run.as_json() for run in self]
+
+    def __str__(self) -> str:
+        notes = dict.fromkeys(f"note: {remark}" for run in self for remark in remarks_on(run.result))
+        return "\n".join([*shown(self._table()), *notes])
+
+    def _repr_html_(self) -> str:
+        return html_fragment([Board("runs", counted(len(self), "run"), [self._table()])])
 
 
 class Sweep(Answer):
@@ -26,7 +124,6 @@ class Sweep(Answer):
     Attributes:
         runs: all runs, in the order of the settings.
         sensitivity: medians, quartiles and intervals over seeds, as data.
-        paths: written files.
         failed: why runs failed, if some did.
     """
 
@@ -36,7 +133,7 @@ class Sweep(Answer):
         from bench.plots.sweep import sweep_figure
         from bench.sweeps import sensitivity as analysis
 
-        self.runs, self.sensitivity, self.paths, self.failed = runs, sensitivity, paths, failed
+        self.runs, self.sensitivity, self.failed = runs, sensitivity, failed
         folder, store = paths[0].parent if paths else None, runs[0].store if runs else None
         data = {**analysis.as_json(sensitivity), "store": store, "out": folder}
         written_to = f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {store}"
@@ -76,23 +173,15 @@ class Study(Answer):
         self.name, self.task, self.opt, self.score = result.study.name, result.spec.task, result.spec.opt, result.score
         self.trials, self.fresh = (Runs(Run(run, store) for run in runs) for runs in (result.runs, result.fresh))
         use = [] if folder is None else ["", f"use it: {use_line(folder, result.spec)}"]
-        searched = [*result.spec.axes]
-        sweep = Sweep(self.trials, analyse(result.runs, searched, result.spec.mode)) if self.trials else None
-        super().__init__(
-            as_json(result) | {"out": folder},
-            [*map(clean, [*trial_lines(result.record, result.runs), "", *result_lines(result)]), *use],
-            int(result.best is None),
-            sweep.boards if sweep else (),
-            chart=sweep and sweep.chart,
-        )
+        lines = [*map(clean, [*trial_lines(result.record, result.runs), "", *result_lines(result)]), *use]
+        super().__init__(as_json(result) | {"out": folder}, lines, int(result.best is None))
+        if self.trials:
+            sweep = Sweep(self.trials, analyse(result.runs, [*result.spec.axes], result.spec.mode))
+            self.boards, self.chart = sweep.boards, sweep.chart
 
     @property
     def best(self) -> dict[str, Any]:
-        """The hyperparameters of the winner, as `bench.fit(task, opt, **study.best)` takes them.
-
-        Raises:
-            UserError: no trial has a score.
-        """
+        """The hyperparameters of the winner, for `bench.fit(task, opt, **study.best)`; UserError if there is none."""
         if self.result.best is None:
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
         return self.result.hyperparameters
@@ -127,7 +216,6 @@ class Comparison(Answer):
         tuned = [(study.folder, study.result.spec) for study in studies.values() if study.folder and not study.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
         lines = [clean(line) for study in studies.values() for line in result_lines(study.result)]
-        lines += ["", *table, *verdicts]
+        lines += ["", *table, *verdicts, *[""] * bool(use), *use]
         code = max((study.code for study in studies.values()), default=0)
-        chart = None if forest is None else lambda: forest
-        super().__init__(data, [*lines, *[""] * bool(use), *use], code, boards, verdicts, chart)
+        super().__init__(data, lines, code, boards, verdicts, None if forest is None else lambda: forest)

@@ -19,16 +19,10 @@ from tasks import TaskSpec
 
 
 def name_of(value: Any) -> str:
-    """The name of an optimizer or a task: the given one, or that of a class or a spec.
+    """The name of an optimizer or a task: the given one, or that of a class or a spec (UserError for anything else).
 
     A class of a package is `module:Class`, one of a file `file.py:Class`. Any other, such as one of a notebook or the
     running script, is kept under `__main__:Class` for this process and its workers, with a digest of its source.
-
-    Args:
-        value: a name as `bench list` prints it, `module:Class`, `file.py:Class`, a class, or a spec.
-
-    Raises:
-        UserError: it is none of these, or has no source.
     """
     if isinstance(value, str):
         return value

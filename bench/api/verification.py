@@ -34,10 +34,8 @@ ERROR = 0.005
 """Probability that seed noise alone refutes a run. Ours."""
 
 
-def verify(
-    path: Path | None, runs: int, seed: int | None, tasks: list[str] | None, opts: list[str] | None, data: Path
-) -> Answer:
-    """Repeat `runs` runs of a store (None: the reference results), drawn with this seed; data sets are in `data`.
+def verify(path: Path | None, runs: int, tasks: list[str] | None, opts: list[str] | None, data: Path) -> Answer:
+    """Repeat `runs` runs of a store (None: the reference results); data sets are in `data`.
 
     Exit code 1 if one was refuted or is damaged, or none could be repeated.
     """
@@ -51,7 +49,7 @@ def verify(
     candidates = [run for run in stores.runs if run.status in ("completed", "diverged") and run.is_of(tasks, opts)]
     if not candidates:
         raise UserError(f"no matching finished runs in {stores.shown}")
-    drawn = random.Random(seed).sample(candidates, min(runs, len(candidates)))
+    drawn = random.sample(candidates, min(runs, len(candidates)))
     spent = duration(sum(run.wall_s for run in drawn))
     note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
     rows, named = list[dict[str, Any]](), {"task": tasks or [], "opt": opts or []}
@@ -65,7 +63,8 @@ def verify(
             else:
                 try:
                     repeated = _repeated(run, named, {"data": data, "store": Path(folder)})
-                    verdict, why = judge(run, repeated, _same_settings(run, stores.runs))
+                    others = [r for r in stores.runs if r.finished and r.run_id != run.run_id]
+                    verdict, why = judge(run, repeated, [r for r in others if _settings(r) == _settings(run)])
                 except UserError as error:
                     verdict, why = "undecided", f"it cannot be trained here: {error}"
             note(f"{run.run_id}: {verdict}: {why}")
@@ -96,11 +95,15 @@ def judge(run: RunResult, repeated: RunResult, others: Sequence[RunResult]) -> t
     words = f"{value:.6g} here, {claimed:.6g} claimed"
     if abs(value - claimed) <= ROUNDING * max(abs(value), abs(claimed)):
         return "confirmed", f"{words}: up to rounding"
-    values = [_scaled(run, _value(other)) for other in others if _value(other) is not None]
+
+    def scaled(value: float) -> float:
+        return math.log(value) if run.scale == "log" and value > 0 else value
+
+    values = [scaled(final) for other in others if (final := _value(other)) is not None]
     if len(values) < 2:
         return "undecided", f"{words}; fewer than 2 other seeds of these settings give no estimate of the noise"
     noise = float(stdtrit(len(values) - 1, 1 - ERROR / 2)) * math.sqrt(2) * statistics.stdev(values)
-    if abs(_scaled(run, value) - _scaled(run, claimed)) > noise:
+    if abs(scaled(value) - scaled(claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     return "confirmed", f"{words}, within the spread over seeds"
 
@@ -124,20 +127,12 @@ def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[st
     return result
 
 
-def _same_settings(run: RunResult, runs: Sequence[RunResult]) -> list[RunResult]:
-    """The other finished runs that differ from a run in their seeds only."""
-
-    def settings(run: RunResult) -> Any:
-        return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
-
-    return [r for r in runs if r.finished and r.run_id != run.run_id and settings(r) == settings(run)]
+def _settings(run: RunResult) -> Any:
+    """The configuration but for the seeds."""
+    return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
 
 
 def _value(run: RunResult) -> float | None:
     """The metric, or the suboptimality gap if its ratios are compared."""
     excess = run.excess() if run.scale == "log" else None
     return run.final if excess is None else max(excess, CONVERGED)
-
-
-def _scaled(run: RunResult, value: float | None) -> float:
-    return math.log(value) if value and run.scale == "log" and value > 0 else value or 0.0

@@ -7,16 +7,29 @@ Cyclopts reads options, types, defaults and help from a function's signature and
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from bench import process
+from bench import api, process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, was_interrupted
 from bench.machine import is_main_process
 from bench.output import remark
+from bench.terminal import row
 from bench.text import strict_json
 from optimizers.plugins import PluginError, foreign
 
+HEADINGS = {
+    "train": ("quickstart", "fit", "sweep"),
+    "tune": ("tune", "suite"),
+    "compare": ("compare", "leaderboard", "report", "plot", "check", "reproduce"),
+    "look": ("list", "show", "sql", "data", "doctor"),
+    "share": ("new", "merge", "verify"),
+}
+"""The commands of `bench --help` by heading."""
+COMMANDS: Mapping[str, Callable[..., Any]] = {
+    name: getattr(api, "list_" if name == "list" else name) for names in HEADINGS.values() for name in names
+}
+"""The function of each command."""
 HELP = ("-h", "--help")
 CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that continue where they stopped."""
@@ -72,11 +85,7 @@ def _close_output() -> None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run one command, print its result, and return the exit code.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """Run one command, print its result, and return the exit code."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
@@ -85,8 +94,6 @@ def dispatch(words: list[str]) -> int:
 
         print(__version__)
         return 0
-    from bench.cli.program import COMMANDS, program_help
-
     if name is None:
         print(program_help())
         return 0
@@ -107,3 +114,14 @@ def dispatch(words: list[str]) -> int:
         if failed := getattr(result, "failed", None):
             raise RunFailed(failed)
     return code
+
+
+def program_help() -> str:
+    """The help of `bench`."""
+    lines = ["usage: bench [-h] [--version] COMMAND ...", "", "Compare optimizers on attention models.", ""]
+    for heading, names in HEADINGS.items():
+        summaries = {name: (COMMANDS[name].__doc__ or "").partition("\n")[0].rstrip(".") for name in names}
+        lines += [f"{heading}:", *(line for name, text in summaries.items() for line in row(name, text)), ""]
+    lines += ["options:", *row("-h, --help", "of the program, or of a command, anywhere after its name")]
+    lines += [*row("--version", "print the version"), *row("--json", "of a command: print only JSON")]
+    return "\n".join([*lines, "", "Start with: bench quickstart"])

@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
-from bench import near
-from bench.api.calls import meaning
-from bench.cli.program import COMMANDS
-from bench.errors import UserError, unknown
+from bench.cli import COMMANDS
+from bench.errors import FOREIGN_COMMANDS, FOREIGN_OPTIONS, UserError, nearest, unknown, unknown_option
 
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
@@ -21,9 +19,6 @@ GROUPS |= {"check": ("opt", "task"), "data": ("task",)}
 """The groups of settings in dotted form that a command takes."""
 OF_A_RUN = ("seed", "data_seed", "precision", "device", "logger")
 """Settings without a group; a command takes those that its function has."""
-
-
-JSON = Annotated[bool, Parameter(help="print only JSON")]
 
 
 def _as_word(parameter: inspect.Parameter) -> inspect.Parameter | None:
@@ -36,8 +31,8 @@ def _as_word(parameter: inspect.Parameter) -> inspect.Parameter | None:
         return None
     if kind is parameter.POSITIONAL_OR_KEYWORD:
         kind = parameter.KEYWORD_ONLY if name in ("task", "opt", "board") else parameter.POSITIONAL_ONLY
-    choice = [hint for hint in words if get_origin(hint) is Literal]
-    hint: Any = bool if bool in words else list[str] if lists else choice[0] if choice else str
+    choice = next((hint for hint in words if get_origin(hint) is Literal), None)
+    hint: Any = bool if bool in words else list[str] if lists else choice or str
     plain = Parameter(
         alias="-o" if name == "out" else None,
         allow_repeating=bool(lists) or name not in ("task", "opt"),
@@ -50,10 +45,12 @@ def _as_word(parameter: inspect.Parameter) -> inspect.Parameter | None:
 
 def parameters_of(name: str) -> list[inspect.Parameter]:
     """The parameters of a command, as the command line reads them."""
-    all_parameters = inspect.signature(COMMANDS[name]).parameters
-    words = [_as_word(option) for option in all_parameters.values() if option.name not in settings_of_a_run(name)]
-    json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JSON)
-    return sorted(filter(None, [*words, json]), key=lambda parameter: parameter.kind)
+    options = [
+        p for p in inspect.signature(COMMANDS[name]).parameters.values() if p.name not in settings_of_a_run(name)
+    ]
+    json = Annotated[bool, Parameter(help="print only JSON")]
+    words = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=json)]
+    return sorted([*filter(None, map(_as_word, options)), *words], key=lambda parameter: parameter.kind)
 
 
 def options_of(name: str) -> list[str]:
@@ -61,11 +58,10 @@ def options_of(name: str) -> list[str]:
     return [f"--{option.name}" for option in parameters_of(name) if option.kind is option.KEYWORD_ONLY]
 
 
-def settings_of_a_run(name: str) -> dict[str, str]:
-    """The settings without a group that a command takes, with their meaning."""
-    function = COMMANDS[name]
-    names = inspect.signature(function).parameters if "trainer" in GROUPS.get(name, ()) else ()
-    return {name: meaning(function, name).rstrip(".") for name in OF_A_RUN if name in names}
+def settings_of_a_run(name: str) -> list[str]:
+    """The settings without a group that a command takes."""
+    names = inspect.signature(COMMANDS[name]).parameters if "trainer" in GROUPS.get(name, ()) else ()
+    return [name for name in OF_A_RUN if name in names]
 
 
 def app_of(name: str) -> App:
@@ -83,11 +79,7 @@ def app_of(name: str) -> App:
 
 
 def parse(name: str, words: Sequence[str]) -> partial[Any]:
-    """The call that a command line requests.
-
-    Raises:
-        UserError: a word is misspelt, out of place, or lacks its value.
-    """
+    """The call that a command line requests; UserError if a word is misspelt, out of place, or lacks its value."""
     rest, settings = _split(name, words)
     try:
         _, bound, *_ = app_of(name).parse_args(rest, exit_on_error=False, print_error=False)
@@ -129,39 +121,31 @@ def _split(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 def _described(error: wrong.CycloptsError, name: str) -> UserError:
     """An error of cyclopts in our words, with a hint."""
     see, argument = f"see `bench {name} -h`", getattr(error, "argument", None)
-    option = "" if argument is None else argument.name
+    option, hint = ("", None) if argument is None else (argument.name, argument.hint)
+    choices = [value for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for value in get_args(kind)]
     if isinstance(error, wrong.UnknownOptionError):
         groups = (*GROUPS.get(name, ()), *settings_of_a_run(name))
-        synonyms = [f"--{key}" for keys in near.OPTIONS.values() for key in keys if key.partition(".")[0] in groups]
-        return unknown_option(
-            (error.token.keyword or error.token.value).partition("=")[0], options_of(name) + synonyms, name
-        )
+        synonyms = [f"--{key}" for keys in FOREIGN_OPTIONS.values() for key in keys if key.partition(".")[0] in groups]
+        given = (error.token.keyword or error.token.value).partition("=")[0]
+        return unknown_option(given, options_of(name) + synonyms, name)
     if isinstance(error, wrong.UnusedCliTokensError):
         word = next(iter(error.unused_tokens or ()), "")
         return UserError(f"unexpected word {word!r}; settings are written --name value, {see}")
-    hints = [] if argument is None else [argument.hint, *get_args(argument.hint)]
-    choices = [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
+    if isinstance(error, wrong.MissingArgumentError) and option.startswith("-"):
+        return UserError(f"{option} needs a value: {option} {option.lstrip('-').upper()}")
     if isinstance(error, wrong.MissingArgumentError):
-        if option.startswith("-"):
-            return UserError(f"{option} needs a value: {option} {option.lstrip('-').upper()}")
         return UserError(f"bench {name} needs {option.upper()}{': ' * bool(choices)}{', '.join(choices)}; {see}")
+    if isinstance(error, wrong.CoercionError) and choices:
+        return unknown(option.lstrip("-").lower(), error.token.value if error.token else "", choices)
     if isinstance(error, wrong.CoercionError):
-        wrong_choice = unknown(option.lstrip("-").lower(), error.token.value if error.token else "", choices)
-        return wrong_choice if choices else UserError(f"{option} is a switch and takes no value")
+        return UserError(f"{option} is a switch and takes no value")
     return UserError(f"{' '.join(str(error).split()).rstrip('.')}; {see}")
-
-
-def unknown_option(given: str, known: Sequence[str], name: str = "") -> UserError:
-    """The error for an option that the program or a command does not have, with the closest one."""
-    option = near.meant(given, known)
-    hint = f"did you mean {option!r}?" if option else f"`{f'bench {name}'.strip()} -h` lists the options"
-    return UserError(f"unknown option {given!r}; {hint}")
 
 
 def unknown_command(name: str) -> UserError:
     """The error for a command that does not exist, with the closest one."""
     if name.startswith("-"):
-        return unknown_option(name, ["--help", "--version"])
-    command = near.COMMANDS.get(name.lower()) or near.nearest(name, COMMANDS)
+        return unknown_option(name, ["--help", "--version"], "")
+    command = FOREIGN_COMMANDS.get(name.lower()) or nearest(name, COMMANDS)
     hint = f"did you mean {command!r}?" if command else f"known: {', '.join(COMMANDS)}"
     return UserError(f"unknown command {name!r}; {hint}")

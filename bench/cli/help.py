@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from itertools import pairwise
 
+from bench.api.calls import MEANINGS
 from bench.cli.commands import GROUPS, app_of, settings_of_a_run
 from bench.commands.describe import hyperparameter_rows, rows
 from bench.config.options import task_options
@@ -37,7 +38,7 @@ def command_help(name: str, words: Sequence[str] = ()) -> str:
         spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
         lines += ["", *wrapped_lines(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
     if "trainer" in groups:
-        of_a_run = [line for key, text in settings_of_a_run(name).items() for line in row(f"--{key}", text)]
+        of_a_run = [line for key in settings_of_a_run(name) for line in row(f"--{key}", MEANINGS[key].rstrip("."))]
         lines += ["", "run:", *of_a_run, "", "trainer:", *trainer_lines()]
     return "\n".join(lines)
 

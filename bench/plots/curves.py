@@ -10,8 +10,7 @@ import numpy as np
 
 from bench.boards.attention import NONE, SHOWN, over_heads, tables_of
 from bench.boards.collect import Collected, Entry, Problem
-from bench.errors import UserError
-from bench.near import several
+from bench.errors import UserError, several
 from bench.plots.means import STEPS, Points, finite, held, mean_panel
 from bench.plots.panels import WORDS, Figure, Line, Panel
 from bench.results.selection import GAP

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.config.values import is_no_folder
-from bench.errors import UserError
-from bench.near import nearest
+from bench.errors import UserError, nearest
 from bench.store.files import Damaged
 from bench.store.reports import CheckRecord, StudyRecord, reports_in
 from bench.store.store import read, tables_of
