@@ -80,8 +80,8 @@ def _runs(places: Sequence[Path], *, task: Any, opt: Any, status: Any, every: bo
     from bench.store.stores import Stores
 
     check_known("status", status or [], listing.STATUSES)
-    stores = Stores(existing_stores(places))
     with reading():
+        stores = Stores(existing_stores(places))
         selected = listing.selected(stores, task or [], opt or [], status or []) if stores.runs else []
     code = warn_of(stores)
     none = clean(f"no {'such ' * bool(stores.runs)}runs in {stores.shown or place('store')}")

@@ -19,12 +19,10 @@ from bench.text import cell
 
 @dataclass(kw_only=True, eq=False)
 class Arm(Group):
-    """One side of a comparison: runs with the same settings, and the tables of each seed by kind.
-
-    The kinds are `curve`, `measurements` and `validations`. Columns are as long as `step`; NaN is a missing value.
-    """
+    """One side of a comparison: runs with the same settings, and their tables."""
 
     label: str
+    # By seed and kind (`curve`, `measurements`, `validations`); columns are as long as `step`, NaN is a missing value.
     tables: Mapping[Seed, Mapping[str, Columns]]
 
     @classmethod

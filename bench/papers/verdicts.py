@@ -129,10 +129,7 @@ def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
 
 
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
-    """Combine the readings of a claim: their verdict if all agree, which needs no correction, else undecided.
-
-    If they disagree, each finding gets Holm's correction over the readings. A single one is returned unchanged.
-    """
+    """Combine the readings of a claim: their verdict if all agree, else undecided, each with Holm's correction."""
     first = next(iter(findings.values()))
     if len(findings) == 1:
         return first
