@@ -146,7 +146,10 @@ class Figure:
         empty = {"data": {"values": [{}]}, "layer": [{"mark": {"type": "text", "text": "no values"}}]}
         scales = dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")
         spec = BASE | {"columns": columns, "concat": views or [empty], "resolve": {"scale": scales}}
-        spec |= {"title": titled(text, columns * (WIDTH + 50))} if (text := caption(panels)) else {}
+        if text := caption(panels):  # below all panels
+            place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14, "lineHeight": 13}
+            look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555"}
+            spec |= {"title": {"text": wrapped(text, columns * (WIDTH + 50), 4.9), **place, **look}}
         return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if panels else {})
 
     def picture(self, ending: str) -> bytes:
@@ -173,13 +176,6 @@ class Figure:
         chart: Any = alt.Chart.from_dict(spec)
         chart.datasets = rows
         return chart
-
-
-def titled(text: str, pixels: float) -> Spec:
-    """A caption below all panels."""
-    place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14}
-    look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555", "lineHeight": 13}
-    return {"text": wrapped(text, pixels, 4.9), **place, **look}
 
 
 def isolate(views: Sequence[str]) -> Spec:
