@@ -135,7 +135,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert "no evidence" not in page
     assert "\n\n\n" not in page
     assert " 1 threads" not in page
-    assert "holds      grows" in answer.out
+    assert "holds  grows" in answer.out
     assert str(out) in answer.out
 
 
