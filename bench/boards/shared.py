@@ -120,9 +120,6 @@ class Verdicts:
         ]
 
 
-# -- the noise of tuning ----------------------------------------------------------------------------------------------
-
-
 def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
     """The mean of an entry with the noise of its tuning in the interval; if there is none, None and the reason."""
     study, metric = entry.study, entry.problem.metric

@@ -50,8 +50,7 @@ VIEWS = {view: dict(column.split() for column in kinds.split(", ")) for view, ki
 """Columns of each view, with their types; `evaluations` and `measurements` have one more for each quantity."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
 _WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the columns of one"
-STREAMS = ("table", "md", "csv", "json")
-"""Formats of an answer."""
+STREAMS = ("table", "md", "csv", "json")  # formats of an answer
 
 
 class Answer(NamedTuple):

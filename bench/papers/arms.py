@@ -42,8 +42,7 @@ class Arm(Group):
         return (table for tables in self.tables.values() for table in tables.values())
 
 
-Arms = Mapping[str, Arm]
-"""The arms of an experiment by label."""
+Arms = Mapping[str, Arm]  # by label
 
 
 def chosen(arms: Arms, labels: Collection[str]) -> list[Arm]:

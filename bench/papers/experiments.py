@@ -19,8 +19,7 @@ from bench.text import located, why_wrong
 
 Settings = dict[str, Any]
 Seeds = Annotated[list[int], BeforeValidator(lambda seeds: read_seeds(seeds, "seeds"))]
-ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
-"""Arguments of claims that name arms."""
+ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")  # of claims
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:

@@ -25,8 +25,7 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import Columns
 
-ArmRun = tuple[str, RunConfig]
-"""A run of an experiment: the label of its arm, and its configuration."""
+ArmRun = tuple[str, RunConfig]  # the label of its arm, and its configuration
 
 
 class Point(NamedTuple):

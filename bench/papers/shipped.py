@@ -12,7 +12,6 @@ from bench.papers.verdicts import PAGE_WORDS
 from bench.results.table import Board, Column, Table
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
-"""Note below the counts."""
 Page = dict[str, Any]
 """An experiment with its claims, as in `claims.json` (`bench.papers.reproduction.as_json`)."""
 

@@ -49,8 +49,7 @@ class Finding:
     readings: Mapping[str, "Finding"] = field(default_factory=dict)
 
 
-Part = tuple[float, Finding]
-"""How far the effect is inside its bounds, and the finding."""
+Part = tuple[float, Finding]  # how far the effect is inside its bounds, and the finding
 
 
 def together(parts: Iterable[Part]) -> Finding:

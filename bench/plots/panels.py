@@ -18,8 +18,7 @@ from bench.text import clean
 if TYPE_CHECKING:
     import altair as alt
 
-Spec = dict[str, Any]
-"""A part of a chart in Vega-Lite."""
+Spec = dict[str, Any]  # a part of a chart in Vega-Lite
 MOST = 1e150  # largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis
 WORDS = {
     "loss": "training loss",

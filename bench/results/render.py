@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[str, Any]
-MOST_DRAWN = 1000
-"""Maximum number of rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line. Ours."""
+MOST_DRAWN = 1000  # rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line; ours
 
 
 def heading(column: Column) -> str:
@@ -54,9 +53,6 @@ def telling(table: Table) -> Table:
 
     kept = [c for c in table.columns if c.key == "opt" or not all(is_empty(c.key, row) for row in rows)]
     return replace(table, columns=kept, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
-
-
-# -- for a terminal ---------------------------------------------------------------------------------------------------
 
 
 def shown(table: Table, indent: str = "") -> list[str]:
@@ -126,9 +122,6 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
             lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-# -- for pages --------------------------------------------------------------------------------------------------------
 
 
 def markdown_table(table: Table) -> list[str]:
@@ -206,9 +199,6 @@ def html_fragment(boards: Sequence[Board]) -> str:
                 parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
             parts += [tagged("p", note) for note in board.notes]
     return "\n".join(parts)
-
-
-# -- for programs -----------------------------------------------------------------------------------------------------
 
 
 def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:

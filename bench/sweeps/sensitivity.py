@@ -131,9 +131,6 @@ def _point(x: Any, others: Mapping[str, Any], runs: Sequence[RunResult], above: 
     return Point(x, n, finals.count(None), quantile(0.5), ends, score, capped, others)
 
 
-# -- words and files --------------------------------------------------------------------------------------------------
-
-
 def lines(sweep: Sensitivity) -> list[str]:
     """The tables for a terminal."""
     return written([board(sweep)], "table", None).rstrip().splitlines()
