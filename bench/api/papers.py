@@ -65,7 +65,7 @@ def reproduce(
     kind = "-quick" * quick + "-changed" * bool(call.words or seeds is not None)  # so that the real page stays
     folder = path_of(out) or Path("reproduced") / f"{name}{kind}"
     if call.dry_run:
-        todo = papers.ask(name, places, version).every
+        todo = [job for point in papers.ask(name, places, version) for job in point.jobs]
         about = [{"arm": arm, "seed": config.seed} for arm, config in todo]
         return dry_run([config for _, config in todo], call.effort, about)
     result = papers.reproduce(name, folder, places, version, call.effort)

@@ -25,15 +25,11 @@ SHOWN = {
     "stable_rank_QK": "stable rank of W_QK",
 }
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
-WINDOW = 0.1
-"""A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+"
-"""Names of the columns that the board and the chart read."""
+WINDOW = 0.1  # a run's training loss after t steps is the mean over this share of the t steps; ours
+WANTED = rf"loss|(?:{'|'.join(SHOWN)})_l\d+_h\d+"  # columns that the board and the chart read
 NONE = "no run has observations; train with `--trainer.observe 4`"
-_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0)}
-"""Ends of quantities; others are not negative."""
-ENDS = ("entropy", "top_token", "stable_rank_QK")
-"""Quantities shown at the end of training too."""
+_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0)}  # ends of quantities; others are not negative
+ENDS = ("entropy", "top_token", "stable_rank_QK")  # shown at the end of training too
 _LOWER = (
     "sparser: of lower entropy than the reference's at equal loss, by the sign test over common seeds at 5 % a row,"
     " also when larger seeds are added"
@@ -56,27 +52,24 @@ def attention_board(collected: Collected) -> Board:
 
 
 def _table(collected: Collected, problem: Problem) -> Table | None:
-    """The observed entries of a problem; None without any."""
-    read = tables_of(collected, problem)
-    observed = {entry: runs for entry, tables in read.items() if (runs := observations(entry, tables))}
+    tables = tables_of(collected, problem).items()
+    observed = {entry: runs for entry, read in tables if (runs := observations(entry, read))}
     if not observed:
         return None
     sound = [entry for entry in observed if not entry.refused] or observed
     level = max(float(np.nanmin(run["loss"])) for entry in sound for run in observed[entry].values())
     ref, rows = collected.reference_of(problem), dict[Entry, dict[str, Any]]()
 
-    def at(entry: Entry, name: str) -> dict[Seed, float | None]:
+    def at(entry: Entry | None, name: str) -> dict[Seed, float | None]:
         """A quantity at equal loss, of each run that measured it."""
-        runs = observed.get(entry, {}).items()
+        runs = observed.get(entry, {}).items() if entry else ()
         return {seed: at_loss(run["loss"], run[name], level) for seed, run in runs if name in run}
 
     for entry, runs in observed.items():
-        if entry is ref:
-            verdict = {"verdict": "reference"}
-        elif why := entry.refused or (ref and ref.refused and f"the reference: {ref.refused}"):
-            verdict = {"difference": None, "verdict": f"not compared: {why}"}
-        else:
-            verdict = against(at(entry, "entropy"), at(ref, "entropy") if ref else {})
+        why = entry.refused or (ref and ref.refused and f"the reference: {ref.refused}")
+        verdict = {"difference": None, "verdict": f"not compared: {why}"}
+        verdict = verdict if why else against(at(entry, "entropy"), at(ref, "entropy"))
+        verdict = {"verdict": "reference"} if entry is ref else verdict
         rows[entry] = {
             "n": len(runs),
             **verdict,
@@ -91,10 +84,9 @@ def _table(collected: Collected, problem: Problem) -> Table | None:
 
 def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:
     """The mean of a quantity over seeds, or the reason why there is none: the stable rank of 0 is NaN."""
-    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if missing := len(values) - len(finite):
-        return f"{missing} of {len(values)} runs {lacking}"
-    return mean_interval(finite, ends=_RANGES.get(name, (0.0, math.inf)))
+    missing = sum(value is None or not math.isfinite(value) for value in values)
+    mean = mean_interval(values, ends=_RANGES.get(name, (0.0, math.inf)))
+    return f"{missing} of {len(values)} runs {lacking}" if missing else mean
 
 
 def against(values: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:
@@ -109,11 +101,9 @@ def against(values: Mapping[Seed, float | None], base: Mapping[Seed, float | Non
 
 def tables_of(collected: Collected, problem: Problem) -> dict[Entry, dict[Seed, Mapping[str, Columns]]]:
     """The tables of each entry's runs, if some were observed, by seed."""
-
-    def is_observed(entry: Entry) -> bool:
-        return any(run.config["trainer"].get("observe") for run in entry.runs.values())
-
-    return {e: collected.read(e, WANTED) if is_observed(e) else {} for e in collected.problems[problem]}
+    entries = collected.problems[problem]
+    observed = {e for e in entries if any(run.config["trainer"].get("observe") for run in e.runs.values())}
+    return {entry: collected.read(entry, WANTED) if entry in observed else {} for entry in entries}
 
 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:

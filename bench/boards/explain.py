@@ -43,7 +43,7 @@ def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
     """A row's explanation for a terminal."""
     yield cell(f"{row['row']} on {row['problem']}")
-    yield from shown(Table.facts(row["facts"].items(), least=11), "  ")
+    yield from shown(Table.facts(row["facts"].items()), "  ")
     yield from ("  commands", *(cell(f"    {command}") for command in row["commands"]))
     yield ""
 
@@ -62,19 +62,20 @@ def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
 
 def tried(study: StudyRecord) -> dict[str, str]:
     """The tried values of each searched setting: from the smallest to the largest number, or all words."""
-    points = {axis: [trial["point"].get(axis) for trial in study.trials] for axis in study.axes}
-    numbers = {axis: [value for value in values if is_number(value)] for axis, values in points.items()}
-    return {
-        axis: f"{min(of):g} to {max(of):g}" if of else ", ".join(sorted({word_of(value) for value in points[axis]}))
-        for axis, of in numbers.items()
-    }
+    words = dict[str, str]()
+    for axis in study.axes:
+        values = [trial["point"].get(axis) for trial in study.trials]
+        numbers = [value for value in values if is_number(value)]
+        span = f"{min(numbers):g} to {max(numbers):g}" if numbers else ""
+        words[axis] = span or ", ".join(sorted({word_of(value) for value in values}))
+    return words
 
 
 def _cost(runs: Sequence[RunResult]) -> str:
     gradients, seconds = sum(run.cost for run in runs), sum(run.wall_s for run in runs)
-    where = " and ".join(sorted({run.machine for run in runs}))
-    cost = f"{counted(len(runs), 'run')}, {gradients:,} gradients of a batch, {duration(seconds)} of wall time"
-    return cost + f" on {where}" * bool(where)
+    where = " and ".join(sorted({run.machine for run in runs})) or "unknown machines"
+    work = f"{counted(len(runs), 'run')}, {gradients:,} gradients of a batch"
+    return f"{work}, {duration(seconds)} of wall time on {where}"
 
 
 def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str:

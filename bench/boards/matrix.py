@@ -19,8 +19,7 @@ LEGEND = (
     "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
 )
-MOST_LINES, MOST_COLUMNS = 40, 100
-"""Size of the summary. Ours."""
+MOST_LINES, MOST_COLUMNS = 40, 100  # of the summary; ours
 
 
 @dataclass(frozen=True)

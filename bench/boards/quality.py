@@ -58,20 +58,17 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     notes = [at_floor] if at_floor else []
     notes += [f"{opt} is not compared: {why}" for opt, why in collected.excluded(problem).items()]
     notes += _budgets(entries)
-    if silent:
-        words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
-        notes.append(f"no interval with the noise of tuning: {words}")
+    words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
+    notes += [f"no interval with the noise of tuning: {words}"] * bool(words)
     if ref is None:
         notes.append(f"no verdicts, since {collected.no_reference(problem)}")
     elif ref.kind != "tuned":
         notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so verdicts favour tuned optimizers")
-    if any(v == CONVERGED for e in entries for v in metric.values(e)):
-        notes.append(f"losses below {CONVERGED:g} count as equal to it")
+    notes += [f"losses below {CONVERGED:g} count as equal to it"] * any(CONVERGED in metric.values(e) for e in entries)
     return board_table(problem.name, columns, rows, notes)
 
 
 def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
-    """Notes on unequal tuning budgets of rows."""
     trials = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
     untuned = [entry.name for entry in entries if entry.kind != "tuned"]
     if len({*trials.values()}) > 1:
@@ -105,10 +102,8 @@ def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, s
     note = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
     if problem.target is not None:
         return metric, by_steps(ref, None, problem.mode), f"{note}, so rows are compared by the steps to the target"
-    note += ", where differences vanish, and the task has no target: use another task, or the steps to a"
-    note += (
-        " target that you choose (--board speed --target)" + ", or the directions (--board theory)" * problem.measures
-    )
+    note += ", where differences vanish, and the task has no target: use another task, or the steps to a target that"
+    note += " you choose (--board speed --target)" + ", or the directions (--board theory)" * problem.measures
     why = "at the floor of the metric, like the reference"
     return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(e) else None, True), note
 

@@ -21,8 +21,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import CONVERGED, counted, spanned
 
-COLORS = {"better": "green", "worse": "red"}
-"""Of verdicts on a terminal."""
+COLORS = {"better": "green", "worse": "red"}  # of verdicts on a terminal
 VERDICTS = (
     "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping if further seeds have"
     " larger numbers; a run without a value is worse than any number; values equal up to rounding"
@@ -63,13 +62,12 @@ def board_table(
 class Verdicts:
     """The comparison of each entry of a problem with the reference (None if it has no runs) by a measure.
 
-    `obstacle` says why an entry cannot be compared by this measure, if it cannot. With `within_tuning`, better or worse
-    is only what still is if the search of the loser missed as much as it may have (`may_have_missed`).
+    With `within_tuning`, better or worse is only what still is if the loser's search missed as much as it may have.
     """
 
     ref: Entry | None
     measure: Measure
-    obstacle: Callable[[Entry], str | None] = lambda entry: None
+    obstacle: Callable[[Entry], str | None] = lambda entry: None  # why an entry cannot be compared by this measure
     within_tuning: bool = False
 
     def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -110,34 +108,31 @@ class Verdicts:
         }
 
     @property
-    def scale(self) -> str:
-        """Description of effects."""
-        return f"{'ratio to' if self.measure.log else 'gain over'} {self._named}"
+    def named(self) -> str:
+        """The reference."""
+        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.kind})"
 
     @property
-    def _named(self) -> str:
-        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.kind})"
+    def scale(self) -> str:
+        """Description of effects."""
+        return f"{'ratio to' if self.measure.log else 'gain over'} {self.named}"
 
     @property
     def better(self) -> str:
         """The better direction of effects."""
-        return (
-            f"{('below 1' if self.measure.mode == 'min' else 'above 1') if self.measure.log else 'positive'} is better"
-        )
+        ratio = "below 1" if self.measure.mode == "min" else "above 1"
+        return f"{ratio if self.measure.log else 'positive'} is better"
 
     @property
     def columns(self) -> list[Column]:
         """The columns of each row's verdict and effect."""
         effect = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {self.better}"
         return [
-            Column("verdict", f"against {self._named}", _VERDICT_HELP, colors=COLORS),
+            Column("verdict", f"against {self.named}", _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
             Column("effect", self.scale, effect),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
         ]
-
-
-# -- tuning -----------------------------------------------------------------------------------------------------------
 
 
 def may_have_missed(entry: Entry, measure: Measure) -> float | None:
@@ -162,12 +157,7 @@ def may_have_missed(entry: Entry, measure: Measure) -> float | None:
 
 
 def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
-    """The mean of an entry with the noise of its tuning in the interval.
-
-    Returns:
-        The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
-        the reason.
-    """
+    """The mean of an entry with the noise of its tuning in the interval; if there is none, None and the reason."""
     study, metric = entry.study, entry.problem.metric
     if entry.kind != "tuned" or study is None:
         return None, "its study is not in these stores" if entry.kind == "tuned" else None
@@ -178,8 +168,7 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
         return entry.lost, None
     if len(study.seeds) < 2:
         return None, "one tuning seed"
-    trials = _trials(collected, study, measure)
-    if trials is None:
+    if (trials := _trials(collected, study, measure)) is None:
         return None, "the runs of its trials are not in these stores"
     scores, finals, chosen = trials
     medians = [seed_median(row, study.mode) for row in scores]
@@ -195,13 +184,12 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
 
 def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
     """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
-    seeds, runs = sorted(study.seeds), list[dict[int, RunResult]]()
+    seeds, runs, by_id = sorted(study.seeds), list[dict[int, RunResult]](), collected.by_id
     ordered = sorted(study.trials, key=lambda trial: [v for v in trial["point"].values() if isinstance(v, int | float)])
     for trial in ordered:
-        ended = trial["state"] == "completed"
-        stored = [collected.by_id[run_id] for run_id in trial["runs"] if run_id in collected.by_id and ended]
+        stored = [by_id[run_id] for run_id in trial["runs"] if run_id in by_id and trial["state"] == "completed"]
         runs.append({run.config["seed"]: run for run in stored if run.finished})
-        if ended and sorted(runs[-1]) != seeds:
+        if trial["state"] == "completed" and sorted(runs[-1]) != seeds:
             return None
     winner = next((i for i, trial in enumerate(ordered) if study.winner in trial["runs"]), None)
     if winner is None:

@@ -13,8 +13,7 @@ from bench.results.stats import MedianTime
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
-REACHES = ("reaches the target more often", "reaches the target less often")
-"""`Measure.often` of steps to a target."""
+REACHES = ("reaches the target more often", "reaches the target less often")  # `Measure.often`
 _STEPS = "optimizer steps to the target, 95 % interval from 6 runs on; runs that miss it are censored at the budget"
 
 
@@ -48,9 +47,9 @@ def by_steps(ref: Entry | None, target: float | None, mode: Mode) -> Verdicts:
         at = reached(run, target, mode)[0]
         return None if at is None else float(max(1, at))
 
-    def obstacle(entry: Entry) -> str | None:
+    def obstacle(entry: Entry) -> str:
         cut = any(run.status == "timeout" and steps(run) is None for run in entry.runs.values())
-        return "a time limit ended runs before the target" if cut else None
+        return "a time limit ended runs before the target" * cut
 
     return Verdicts(ref, Measure("steps to the target", "min", True, steps, REACHES), obstacle)
 
@@ -109,10 +108,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
 
 
 def median_time_to(runs: Sequence[RunResult], times: Iterable[float | None], ends: Iterable[float]) -> MedianTime:
-    """Median time of runs to an event, which a run that diverged, or converged before it, can never reach.
-
-    The `times` are those of the event, the `ends` those of the observation.
-    """
+    """Median of `times` to an event, observed until `ends`; never for a run that diverged or converged before it."""
     times = [*times]
     never = (run.status == "diverged" or (run.converged and at is None) for run, at in zip(runs, times, strict=True))
     return stats.median_time(times, [math.inf if no else end for no, end in zip(never, ends, strict=True)])

@@ -16,12 +16,10 @@ from bench.results.stats import LEAST_POINTS, Array, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.store.tables import Columns
-from bench.text import CONVERGED, counted
+from bench.text import CONVERGED
 
-ALIGNED = 0.99
-"""Cosine at which a direction counts as found. The papers give none; ours."""
-ALIGNMENTS = ("alignment", "align_W")
-"""Columns with the cosine to the theory's direction: W_mm, or the planted head."""
+ALIGNED = 0.99  # cosine at which a direction counts as reached; the papers give none, so ours
+ALIGNMENTS = ("alignment", "align_W")  # columns with the cosine to the theory's direction: W_mm, or the planted head
 _WANTED = "loss|distance|alignment|align_W"
 EPS = float(np.finfo(np.float64).eps)
 _RATE = (
@@ -35,19 +33,16 @@ _EXPONENTS = "exponents: b of value ~ t^b over the last decade of steps t before
 def theory(collected: Collected) -> Board:
     """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution."""
     tables = [_table(collected, p, entries) for p, entries in collected.problems.items() if p.measures]
+    none = "none of these problems is a theory task; `bench suite theory` has four"
+    notes = [f"{VERDICTS}; settings were tuned for the loss, not for alignment", _EXPONENTS if tables else none]
     lacking = [table.title for table in tables if not any(column.key == "aligned" for column in table.columns)]
-    notes = [
-        f"{VERDICTS}; settings were tuned for the loss, not for alignment",
-        *[_EXPONENTS] * bool(tables),
-        *(f"{name} has no alignment measurements, so the board shows only its rate" for name in lacking),
-        *["none of these problems is a theory task; `bench suite theory` has four"] * (not tables),
-    ]
+    notes += [f"{name} has no alignment measurements, so the board shows only its rate" for name in lacking]
     return Board("theory", "The theory's tasks", tables, notes)
 
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
-    of = collected.reference_of(problem)
-    every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
+    ref = collected.reference_of(problem)
+    every = [*entries, *([ref] if ref is not None and ref not in entries else [])]  # the reference may not be shown
     read = {e.runs[seed].run_id: tables for e in every for seed, tables in collected.read(e, _WANTED).items()}
     columns_of = [tables.get("measurements", {}).keys() for tables in read.values()]
     column = next((name for name in ALIGNMENTS if any(name in columns for columns in columns_of)), None)
@@ -61,9 +56,10 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         some = 0 < (missing := values.count(None)) < len(values)
         return f"{missing} of {len(values)} runs have none" if some else mean_interval(values)
 
+    # Runs without readable measurements are left out.
     kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if facts[run.run_id]}) for e in every}
     shown = [kept[entry] for entry in entries if kept[entry].runs]
-    ref = kept[of] if of is not None and kept[of].runs else None
+    ref = kept[ref] if ref is not None and kept[ref].runs else None
     verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
     rows = dict[Entry, dict[str, Any]]()
     for entry in verdicts.ordered(shown) if column else shown:
@@ -100,14 +96,11 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
     notes = [resolution] * bool(column)
     notes += sorted({f"no comparison: {name} is {why}" for run in runs for name, why in run.unsolved.items()})
-    lost = {entry.name: len(entry.runs) - len(left.runs) for entry, left in kept.items()}
-    words = "left out for lack of readable measurements"
-    notes += [f"{name}: {words}: {counted(n, 'run')}" for name, n in lost.items() if n]
     return board_table(problem.name, columns, rows, notes)
 
 
 def _facts(run: RunResult, tables: Mapping[str, Columns], column: str | None) -> dict[str, float | None]:
-    """The first aligned step of a run, its last alignment, and its exponents; empty if it lacks measurements."""
+    """The first aligned step, the last alignment and the exponents; empty if the run lacks measurements."""
     curve, table = tables.get("curve", {}), tables.get("measurements", {})
     if run.status == "diverged":
         return dict.fromkeys(("aligned", "last", "rate", "direction"))

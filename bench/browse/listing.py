@@ -4,8 +4,7 @@ Runs that differ only in their seeds share a line, as do the runs of a study, an
 problem. Only records are read, and no plug-in is imported.
 """
 
-import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, get_args
@@ -15,12 +14,11 @@ from bench.results.table import Column, Table
 from bench.run_summary import planned_study, result_json
 from bench.store.record import RunResult, Status
 from bench.store.stores import Stores
-from bench.text import comparable, duration, number, seeds_in_words, spanned, word_of
+from bench.text import duration, number, seeds_in_words, spanned, word_of
 from optimizers.plugins import bare, slug
 
-_RIGHT = ("time", "steps")
 _NAMES = ("run", "status", "begun", "time", "steps", "seed", "result", "settings")
-COLUMNS = [Column(n, n, side="right" if n in _RIGHT else None, wraps=n == "settings") for n in _NAMES]
+COLUMNS = [Column(n, n, side="right" if n in ("time", "steps") else None, wraps=n == "settings") for n in _NAMES]
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
@@ -36,17 +34,17 @@ def table(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> Table:
     """These runs in their order: folded, or a line for each."""
     trials = {run_id for record in stores.studies for run_id in record.run_ids}
     winners = {record.winner for record in stores.studies}
-    studies, folded = studies_of(stores), dict[tuple[str, ...], dict[str, list[RunResult]]]()
+    studies, folded = studies_of(stores), defaultdict[tuple[str, str], dict[str, list[RunResult]]](dict)
     for run in runs:
-        group, study = _but_for_seeds(run) if fold else run.run_id, studies.get(run.run_id)
-        names = bare(run.config["task"]), bare(run.config["opt"])
-        key: tuple[str, ...] = ("", group)
+        config, study = run.config, studies.get(run.run_id)
+        names = f"{bare(config['task'])} {bare(config['opt'])} {run.part}"
+        settings = f"{names} {config['device']} {run.chosen}" if fold else run.run_id  # all but the seeds
+        key = "", settings
         if fold and study is not None:
-            key = (f"study {study}", *names)
+            key = f"study {study}", names
         elif fold and run.plan == "sweep":
-            problem = json.dumps([comparable(run.problem), run.part], sort_keys=True)
-            key = (f"sweep of {slug(names[0])}-{slug(names[1])}", *names, problem)
-        folded.setdefault(key, {}).setdefault(group, []).append(run)
+            key = "sweep", f"{names} {run.problem}"
+        folded[key].setdefault(settings, []).append(run)
     return Table.of(COLUMNS, (_cells(key[0], [*groups.values()], trials, winners) for key, groups in folded.items()))
 
 
@@ -56,17 +54,8 @@ def studies_of(stores: Stores) -> dict[str, str]:
     return planned | {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
 
 
-def _but_for_seeds(run: RunResult) -> str:
-    """Key of runs that differ only in their seeds."""
-    identity = {**(run.identity or run.config)}
-    if identity.get("seed") == identity.get("data_seed"):
-        del identity["data_seed"]
-    identity.pop("seed", None)
-    return json.dumps([identity, run.part], sort_keys=True)
-
-
 def _cells(
-    name: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]
+    kind: str, groups: list[list[RunResult]], trials: Collection[str], winners: Collection[str | None]
 ) -> tuple[str, ...]:
     """A line of groups of runs, with the result of the best group; of a study, with the winner's on fresh seeds."""
     first, runs = groups[0][0], [run for group in groups for run in group]
@@ -80,24 +69,23 @@ def _cells(
     best = best_index(scores, first.mode, equal_below(scores, first.metric))
     value = None if best is None else scores[best]
     won = [i for i, group in enumerate(groups) if any(run.run_id in winners for run in group)]
-    if won and name.startswith("study "):
+    if won and kind.startswith("study "):
         best = won[0]
         value = score([run for run in ended[best] if run.run_id not in trials] or ended[best])
-    result = "-"
+    result, which = "-", " best" if len(groups) > 1 else " median" if len(runs) > 1 else ""
     if value is not None:
         text = score_text(value, first.metric) if above else number(float(value))
-        kind = " best" if len(groups) > 1 else " median" if len(runs) > 1 else ""
-        result = f"{first.split} {first.metric}{GAP * above} {text}{kind}"
+        result = f"{first.split} {first.metric}{GAP * above} {text}{which}"
     settings, *others = [group[0].chosen for group in (groups if best is None else [groups[best]])]
     shared = {k: v for k, v in settings.items() if v is not None and all(k in o and o[k] == v for o in others)}
     counts, seeds = Counter(run.status for run in runs), sorted({run.config["seed"] for run in runs})
-    label = name or f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-    seconds = sum(run.wall_s for run in runs)
+    names = f"{slug(first.config['task'])}-{slug(first.config['opt'])}"
+    label = f"sweep of {names}" if kind == "sweep" else kind or f"{names}-*"
     return (
         label if len(runs) > 1 else first.run_id,
         ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name]) if len(runs) > 1 else first.status,
         local(max(run.begun for run in runs)),
-        seconds_text(seconds),
+        seconds_text(sum(run.wall_s for run in runs)),
         spanned([run.steps for run in runs]),
         seeds_in_words(seeds) if len(seeds) <= 4 or seeds[-1] - seeds[0] < len(seeds) else f"{len(seeds)} seeds",
         result,

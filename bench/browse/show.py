@@ -29,7 +29,7 @@ def lines(run: RunResult, store: Store) -> list[str]:
         "notes": [part for note in data["notes"] for part in wrapped(cell(note).split(" "), wide, "  ", " ")],
         "commands": [x for what, line in _commands(run, store).items() for x in (f"  # {what}", f"  {line}")],
     }
-    head = [cell(f"{run.run_id}: {run.status}"), *shown(Table.facts(_facts(run, data).items(), least=9), "  ")]
+    head = [cell(f"{run.run_id}: {run.status}"), *shown(Table.facts(_facts(run, data).items()), "  ")]
     return head + [line for title, part in parts.items() if part for line in ("", f"{title}:", *part)]
 
 
@@ -50,53 +50,41 @@ def as_json(run: RunResult, store: Store) -> dict[str, Any]:
     }
 
 
-def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str]:
-    config, target = run.config, ""
-    if run.target is not None:
-        at = f"reached at step {run.steps_to_target} after {seconds_text(run.seconds_to_target or 0.0)}"
-        target = f"; target {run.target:g}, {'not reached' if run.steps_to_target is None else at}"
-    name = run.task + f" ({config['task']})" * bool(run.task_name)
-    order = f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
-    versions = (f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions)
+def _facts(run: RunResult, data: dict[str, Any]) -> dict[str, str | None]:
+    reached = "not reached" if run.steps_to_target is None else f"step {run.steps_to_target}"
+    target = "" if run.target is None else f"; target {run.target:g}: {reached}"
     facts = {
-        "task": f"{name}: {run.split} {run.metric} ({run.mode}){target}",
-        "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
-        "seed": f"{config['seed']}{order}",
+        "task": f"{run.task}: {run.split} {run.metric} ({run.mode}){target}",
+        "optimizer": run.config["opt"] + f": {run.formula}" * bool(run.formula),
+        "seed": str(run.config["seed"]),
         "begun": local(run.begun),
-        "time": seconds_text(run.wall_s) + f", {seconds_text(run.train_s)} without evaluations" * bool(run.train_s),
-        "steps": f"{run.steps}"
-        + f", {run.skipped} of them not taken" * bool(run.skipped)
-        + f", with {run.cost} gradients of the batch" * (run.cost != run.steps),
+        "time": f"{seconds_text(run.wall_s)}, {seconds_text(run.train_s)} without evaluations",
+        "steps": f"{run.steps}" + f", with {run.cost} gradients of the batch" * (run.cost != run.steps),
         "made for": f"study {data['study']}" if data["study"] else run.plan,
         "tuned by": run.tuned_by,
         "machine": run.machine,
-        "versions": ", ".join(versions),
+        "versions": ", ".join(f"{k} {run.versions[k]}" for k in ("suite", "torch", "lightning") if k in run.versions),
         "folder": str(data["folder"]),
     }
     return {name: text for name, text in facts.items() if text}
 
 
 def _result(run: RunResult) -> list[str]:
-    """The metrics by split at the last and the best step; without them, the last evaluation."""
     values: dict[str, list[str]] = {}
     for at, name in enumerate(("final", "best")):
         for key, value in run.metrics.get(name, {}).items():
             split, of_split = (key, value) if isinstance(value, dict) else (run.split, {key: value})
             for metric, number in of_split.items():
                 values.setdefault(f"  {split} {metric}", ["-", "-"])[at] = cell(number, 6)
-    if values:
-        head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]
-        return shown(Table.of(head, ([name, *ends] for name, ends in values.items())))
-    last = run.validations[-1] if run.validations else {}
-    text = ", ".join(f"{cell(k)} {cell(v, 6)}" for k, v in last.items() if k not in ("step", "train_s"))
-    return [f"  at step {last['step']}, on the selection split: {text}" if last else "  none"]
+    head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]
+    return shown(Table.of(head, ([name, *ends] for name, ends in values.items()))) if values else ["  none"]
 
 
 def _commands(run: RunResult, store: Store) -> dict[str, str]:
     """Shell commands by purpose; all names are quoted."""
-    place, order = shlex.join(["--store", str(store.folder)]), run.config["data_seed"]
-    seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
-    commands = {"train it again, in another store": f"{fit_words(run)} {seeds} --store again"}
+    seed, order = run.config["seed"], run.config["data_seed"]
+    again = f"{fit_words(run)} --seed {seed}" + f" --data_seed {order}" * (order != seed)
+    commands = {"train it again, in another store": cell(f"{again} --store again")}
     if run.status in RESUMABLE:
-        commands["continue it"] = f"{fit_words(run)} {seeds} {place}"
-    return {what: cell(words) for what, words in commands.items()}
+        commands["continue it"] = cell(f"{again} {shlex.join(['--store', str(store.folder)])}")
+    return commands

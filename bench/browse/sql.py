@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.config.run_config import settings_of
@@ -49,8 +50,7 @@ VIEWS = {view: dict(column.split() for column in kinds.split(", ")) for view, ki
 """Columns of each view, with their types; `evaluations` and `measurements` have one more for each quantity."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
 _WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the columns of one"
-STREAMS = ("table", "md", "csv", "json")
-"""Formats of an answer."""
+STREAMS = ("table", "md", "csv", "json")  # formats of an answer
 
 
 class Answer(NamedTuple):
@@ -70,10 +70,7 @@ def ask(stores: Stores, query: str) -> Answer:
 
 
 def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A view as a DataFrame, of these runs in this order or of all; UserError if a table cannot be read.
-
-    `runs` has a column for each setting in dotted form.
-    """
+    """A view as a DataFrame, of all runs or of these in order; UserError if a table is damaged. `runs` has settings."""
     import pandas as pd
 
     rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
@@ -105,14 +102,12 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
         con.execute("create schema parts")
         damaged, text = dict[str, Damaged](), query.casefold()
         for name in VIEWS:
-            # DuckDB's functions `query` and `query_table` can build a view's name at run time.
-            used = name in text or "query" in text
+            used = name in text or "query" in text  # a function that can build a view's name at run time
             views += [name] * used
             if used and name in _FILES:
                 _read_files(con, stores, name, damaged)
             else:
-                rows = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}.get(name)
-                _load(con, name, list(rows(stores)) if used and rows else [])
+                _load(con, name, [*_ROWS[name](stores)] if used else [])
         relation = con.sql(statements[0].query)
         if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
             raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
@@ -142,8 +137,7 @@ def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
     trials = {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
     ended = {record.name for record in stores.studies}  # whose other runs are the winner's on fresh seeds
-    for run in stores.runs:
-        planned = planned_study(run)
+    for run, planned in ((run, planned_study(run)) for run in stores.runs):
         yield {name: value for name, value in vars(run).items() if name in VIEWS["runs"]} | {
             **{name: run.config[name] for name in ("task", "opt", "seed", "data_seed")},
             "machine": run.machine,
@@ -171,6 +165,9 @@ def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
             yield {**study, "number": number, **values, **won}
 
 
+_ROWS = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}
+
+
 def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Create a view as a table with these rows; quantities beyond its columns are numbers."""
     import pyarrow as pa
@@ -180,29 +177,29 @@ def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]
     schema = pa.schema([(column, arrow.get(kind, pa.string())) for column, kind in kinds.items()])
     quoted = {'"' + column.replace('"', '""') + '"': kind for column, kind in kinds.items()}  # untrusted names
     columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in quoted.items())
-    _keep(con, name, pa.Table.from_pylist([*rows], schema), columns)
+    con.from_arrow(pa.Table.from_pylist([*rows], schema)).project(columns).create(name)
 
 
 def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: dict[str, Damaged]) -> None:
     """Create a view that reads the blocks' tables lazily; it notes damaged ones."""
     import pyarrow as pa
 
-    finished, sound = [], dict[str, bool]()
+    run_ids, paths, sound = list[str](), list[str](), dict[Path, bool]()
     for run_id, block in stores.blocks.items():
-        folder, place = str(block.folder), block.folder / DONE / f"{_FILES[name]}.parquet"
-        if folder not in sound and block.done:
+        place = block.folder / DONE / f"{_FILES[name]}.parquet"
+        if place not in sound and block.done:
             try:
                 block.tables(next(iter(block.runs)))
-                sound[folder] = is_there(place)
+                sound[place] = is_there(place)
             except Damaged as error:
-                sound[folder], damaged[folder] = False, error
-        if sound.get(folder):
-            finished.append((run_id, str(place)))
-    if not finished:
+                sound[place], damaged[str(block.folder)] = False, error
+        if sound.get(place):  # some of a block's runs may be read from other blocks
+            run_ids.append(run_id)
+            paths.append(str(place))
+    if not paths:
         _load(con, name, [])
         return
-    run_ids, paths = zip(*finished, strict=True)  # some of a block's runs may be read from other blocks
-    _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+    con.from_arrow(pa.table({"run_id": run_ids, "filename": paths})).create(f"parts.finished_{name}")
     quoted = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
     by_name = name == "measurements"  # opens all files beforehand, so only if columns may differ
     options = f"filename = true, hive_partitioning = false, union_by_name = {by_name}"
@@ -210,12 +207,6 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
     first = ", ".join(VIEWS[name])
     rest = f", * exclude ({first}, filename)" * by_name
     con.execute(f"create view {name} as select {first}{rest} from read_parquet([{quoted}], {options}) {those}")
-
-
-def _keep(con: "DuckDBPyConnection", name: str, rows: Any, columns: str = "*") -> None:
-    con.register("given", rows)
-    con.execute(f"create table {name} as select {columns} from given")
-    con.unregister("given")
 
 
 def written(answer: Answer, kind: str, *, to_file: bool) -> str:
@@ -233,5 +224,6 @@ def written(answer: Answer, kind: str, *, to_file: bool) -> str:
     names = [name for name in answer.names if to_file or any(row[name] is not None for row in rows)] or answer.names
     table = Table("", [Column(name, name, digits=6) for name in names], rows)
     lines = markdown_table(table) if kind == "md" else table_lines(table, None) if to_file else shown(table)
-    hidden = len(answer.names) - len(names)
-    return "\n".join([*lines, *[f"note: {hidden} columns without a value are not shown"] * bool(hidden), ""])
+    if hidden := len(answer.names) - len(names):
+        lines.append(f"note: {hidden} columns without a value are not shown")
+    return "\n".join([*lines, ""])

@@ -57,7 +57,7 @@ def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
         except Exception as error:
             diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); please report this"))
     works = all(diagnosis.level != "FAIL" for diagnosis in diagnoses)
-    columns = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
+    columns = (Column("level"), Column("subject"), Column("text", wraps=True))
     value = {"ok": works, "diagnoses": [diagnosis._asdict() for diagnosis in diagnoses]}
     return Answer(value, shown(Table.of(columns, diagnoses)), int(not works))
 

@@ -19,12 +19,10 @@ from bench.text import cell
 
 @dataclass(kw_only=True, eq=False)
 class Arm(Group):
-    """One side of a comparison: runs with the same settings, and the tables of each seed by kind.
-
-    The kinds are `curve`, `measurements` and `validations`. Columns are as long as `step`; NaN is a missing value.
-    """
+    """One side of a comparison: runs with the same settings, and their tables."""
 
     label: str
+    # By seed and kind (`curve`, `measurements`, `validations`); columns are as long as `step`, NaN is a missing value.
     tables: Mapping[Seed, Mapping[str, Columns]]
 
     @classmethod
@@ -44,8 +42,7 @@ class Arm(Group):
         return (table for tables in self.tables.values() for table in tables.values())
 
 
-Arms = Mapping[str, Arm]
-"""The arms of an experiment by label."""
+Arms = Mapping[str, Arm]  # by label
 
 
 def chosen(arms: Arms, labels: Collection[str]) -> list[Arm]:

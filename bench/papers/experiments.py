@@ -1,27 +1,25 @@
 """Experiments of papers in YAML: `configs/papers/<paper>/<experiment>.yaml`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import nan
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from bench.config.run_config import Seed, tuned_for
+from bench.config.run_config import tuned_for
 from bench.config.strict_yaml import read_yaml
-from bench.config.values import experiments, refuse_too_many
+from bench.config.values import experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms
 from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
 from bench.text import located, why_wrong
-from optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
-ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
-"""Arguments of claims that name arms."""
+Seeds = Annotated[list[int], BeforeValidator(lambda seeds: read_seeds(seeds, "seeds"))]
+ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")  # of claims
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
@@ -66,7 +64,7 @@ class Claim(Described):
 class Quick(Described):
     """The small version, by its differences from the whole experiment: of all arms, and of single ones by label."""
 
-    seeds: list[Seed] = Field(min_length=1)
+    seeds: Seeds
     settings: Settings = Field(default_factory=dict)
     arms: dict[str, Settings] = Field(default_factory=dict)
 
@@ -83,7 +81,7 @@ class Search(Described):
 
     why: str
     grid: dict[str, list[Any]] = Field(min_length=1)
-    seeds: list[Seed] = Field(min_length=1)
+    seeds: Seeds
     settings: Settings = Field(default_factory=dict)
     arms: list[str] | None = None
     claims: list[str] | None = None
@@ -107,7 +105,7 @@ class Experiment(Described):
     notes: list[str] = Field(default_factory=list)
     undersized: str | None = None
     common: Settings
-    seeds: list[Seed] = Field(min_length=1)
+    seeds: Seeds
     arms: dict[str, Settings] = Field(min_length=1)
     figure: FigureSpec
     claims: list[Claim] = Field(min_length=1)
@@ -133,10 +131,7 @@ class Experiment(Described):
     def changed(
         self, settings: Settings, seeds: int | Sequence[int] | None = None, arms: Mapping[str, Settings] | None = None
     ) -> "Experiment":
-        """The version with these settings in all arms and in single ones, and these seeds; for `times.` see `Search`.
-
-        A number of seeds takes the experiment's own first, then the numbers after the largest.
-        """
+        """The version with these settings in all arms (`times.`: see `Search`) and in single ones, and these seeds."""
         changed = {}
         for label, arm in self.arms.items():
             changed[label] = dict(arm)
@@ -144,7 +139,7 @@ class Experiment(Described):
                 times = name.removeprefix("times.")  # YAML reads 1e-3 as text
                 changed[label][times] = value if times == name else float(arm.get(times, nan)) * float(value)
             changed[label] |= (arms or {}).get(label, {})
-        if isinstance(seeds, int):
+        if isinstance(seeds, int):  # those of the experiment first
             after = max(self.seeds) + 1
             seeds = [*self.seeds, *range(after, after + seeds)][:seeds]
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
@@ -158,8 +153,7 @@ class Experiment(Described):
         shared = self.arguments(claim)
         readings = {_in_words(reading): shared | reading for reading in combinations(claim.readings)}
         known = {words: given for words, given in readings.items() if {*_arms_in(given)} <= {*self.arms}} or readings
-        with blaming(f"claim {claim.name}"):
-            return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
+        return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
 
     def _in_steps(self, claim: Claim) -> Claim:
         """The claim with a fraction of the budget, the smallest number of steps of its arms, as steps."""
@@ -171,54 +165,35 @@ class Experiment(Described):
 
 
 def _arms_in(arguments: Settings) -> list[str]:
-    """The arms that a claim's arguments name."""
     values = [arguments.get(key, []) for key in ARM_ARGUMENTS]
     return [str(label) for labels in values for label in (labels if isinstance(labels, list) else [labels])]
 
 
 def _in_words(reading: Settings) -> str:
-    """A reading in the words of a page."""
     words = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in reading.items()}
     return ", ".join(f"{name}{':' * (name in ARM_ARGUMENTS)} {text}" for name, text in words.items())
 
 
-@contextmanager
-def blaming(part: object) -> Iterator[None]:
-    """Name the part of the YAML at fault in errors."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{part}: {error}") from None
-
-
 def load(name: str) -> Experiment:
-    """The experiment of this name; a `UserError` if there is none, or it names tests, arms or claims that are not."""
+    """The experiment of this name; a `UserError` if there is none, it is invalid, or a claim names an unknown arm."""
     check_known("experiment", [name], experiments())
-    path = experiments()[name]
-    content = read_yaml(path)
-    with blaming(path):
-        if type(seeds := content.get("seeds")) is int:
-            refuse_too_many(f"seeds {seeds}", seeds)
-            content["seeds"] = list(range(seeds))
-        try:
-            experiment = Experiment.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"{': '.join(map(str, located(first, content)))}: {why_wrong(first['msg'])}") from None
-        arms = {label: _with_tuned(label, experiment.common, arm) for label, arm in experiment.arms.items()}
-        for claim in experiment.claims:  # before anything is trained
-            with blaming(f"claim {claim.name}"):
-                check_known("arm", claim.arms, arms)
-        return experiment.model_copy(update={"arms": arms})
+    content = read_yaml(experiments()[name])
+    try:
+        experiment = Experiment.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ": ".join(map(str, located(first, content)))
+        raise UserError(f"{experiments()[name]}: {place}: {why_wrong(first['msg'])}") from None
+    arms = {label: _with_tuned(experiment.common, arm) for label, arm in experiment.arms.items()}
+    check_known("arm", (label for claim in experiment.claims for label in claim.arms), arms)
+    return experiment.model_copy(update={"arms": arms})
 
 
-def _with_tuned(label: str, common: Settings, arm: Settings) -> Settings:
+def _with_tuned(common: Settings, arm: Settings) -> Settings:
     """The arm's settings; for `tuned: true`, the shipped tuned ones of its task and optimizer in its place."""
     if arm.get("tuned") is not True:
         return arm
     arm = {name: value for name, value in arm.items() if name != "tuned"}
     given = common | arm
-    with blaming(f"arm {label}"):
-        check_known("optimizer", [str(given.get("opt"))], OPTIMIZERS)
-        tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
+    tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
     return {name: value for name, value in tuned.items() if name not in given} | arm

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bench.errors import UserError
 from bench.papers.arms import Arm, Arms, chosen, series
 from bench.plots import panels
 from bench.plots.means import Points, finite, held, mean_panel
@@ -15,8 +14,6 @@ from bench.text import CONVERGED
 
 LABELS = WORDS | {
     "step": "optimizer steps t",
-    "distance": "distance of the directions of W and W_mm",
-    "alignment": "alignment of W with W_mm (cosine)",
     "norm_W": "norm of W",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
     "on_optimal": "softmax weight\non the optimal token",
@@ -52,24 +49,18 @@ class Panel(Described):
 class FigureSpec(Described):
     """A figure: panels, row by row; `ordered` if the arms' labels are values of one quantity (numbers of heads)."""
 
-    panels: list[Panel] = Field(min_length=1, max_length=26)
+    panels: list[Panel] = Field(min_length=1)
     ordered: bool = False
 
 
 def describe(spec: FigureSpec, arms: Arms, note: str = "") -> Figure:
-    """The figure of arms, with a note; a `UserError` if arms lack runs or columns, or labels do not distinguish them.
-
-    Equal labels in different panels share a look and a legend entry.
-    """
+    """The figure of arms, with a note; a `UserError` if arms lack runs or columns. Equal labels share a look."""
     drawn = [_drawn(panel, arms, note) for panel in spec.panels]
     return Figure(drawn, {name: name for panel in drawn for name in panel.names}, ordered=spec.ordered)
 
 
 def _drawn(panel: Panel, arms: Arms, note: str) -> panels.Panel:
-    """Means over the seeds of each arm."""
     shown = {arm.label.removeprefix(panel.strip): arm for arm in chosen(arms, panel.arms or arms)}
-    if len(shown) < len(panel.arms or arms):
-        raise UserError(f"two arms of the panel of {panel.y!r} have the same label; choose one with `arms`")
     lines = {name: _points(panel, arms, arm) for name, arm in shown.items()}
     facts = [note] * bool(note) + [f"running mean over {panel.smooth} steps"] * (panel.smooth > 1)
     y = LABELS.get(panel.y, panel.y)
@@ -89,6 +80,5 @@ def _points(panel: Panel, arms: Arms, arm: Arm) -> list[Points | None]:
 
 
 def _smooth(line: Points, window: int) -> Points:
-    """Running means over so many rows."""
     x, y = (np.convolve(values, np.full(window, 1 / window), "valid") for values in line)
     return x, y

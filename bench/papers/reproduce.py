@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.config.run_config import RunConfig, decided, resolve
-from bench.config.settings import SAME_RESULT
 from bench.config.values import refuse_too_many
 from bench.errors import UserError
 from bench.execute import Effort
@@ -17,96 +16,75 @@ from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
-from bench.papers.experiments import Experiment, Settings, blaming, load
+from bench.papers.experiments import Experiment, Settings, load
 from bench.papers.figures import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
-from bench.plots.theme import write_pictures
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import Columns
 
-ArmRun = tuple[str, RunConfig]
-"""A run of an experiment: the label of its arm, and its configuration."""
+ArmRun = tuple[str, RunConfig]  # the label of its arm, and its configuration
 
 
-class Request(NamedTuple):
-    """The experiment with all changes, its runs seed by seed, and constants, experiment and runs of each point.
+class Point(NamedTuple):
+    """An experiment with the constants of a point of its search (none for the experiment itself), and its runs."""
 
-    `altered`: the command line gave settings that may change results, or fewer seeds than the YAML.
-    """
-
+    at: Settings
     experiment: Experiment
     jobs: list[ArmRun]
-    points: list[tuple[Settings, Experiment, list[ArmRun]]]
-    altered: bool
-
-    @property
-    def every(self) -> list[ArmRun]:
-        """All runs, those of the search last."""
-        return [*self.jobs, *(job for _, _, jobs in self.points for job in jobs)]
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     """All runs of an experiment, with these data, store and device; a `UserError` if a setting is illegal."""
     runs = []
     for seed, (label, settings) in product(experiment.seeds, experiment.arms.items()):
-        with blaming(f"arm {label}"):
+        try:
             runs.append((label, decided(resolve(experiment.common | settings | {"seed": seed} | places))))
+        except UserError as error:
+            raise UserError(f"arm {label}: {error}") from None
     check_all([config for _, config in runs], early=True)
     return runs
 
 
-def ask(name: str, places: Settings, version: Version) -> Request:
-    """The runs of a version of an experiment; arguments as for `reproduce`."""
+def ask(name: str, places: Settings, version: Version) -> list[Point]:
+    """A version of an experiment, then the points of its search, if any; arguments as for `reproduce`."""
     full = load(name)
     if version.search and (full.search is None or version.quick):
         why = "--search has no small version" if version.quick else f"{name} has no open constants to search"
         raise UserError(f"{why}; remove --search")
     if version.count:
         refuse_too_many(f"--seeds {version.count}", version.count * len(full.arms))
-
-    def planned(of: Experiment) -> tuple[Experiment, list[ArmRun]]:
-        changed = of.changed(version.changes, version.seeds)
-        return changed, jobs(changed, places)
-
-    altered = any(name.removeprefix("trainer.") not in SAME_RESULT for name in version.changes)
-    altered = altered or (version.count is not None and version.count < len(full.seeds))
-    points = [(at, *planned(variant)) for at, variant in full.at_points()] if version.search else []
-    return Request(*planned(full.small() if version.quick else full), points, altered)
+    points = [({}, full.small() if version.quick else full), *(full.at_points() if version.search else [])]
+    changed = [(at, experiment.changed(version.changes, version.seeds)) for at, experiment in points]
+    return [Point(at, experiment, jobs(experiment, places)) for at, experiment in changed]
 
 
 def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction:
-    """Run an experiment, and write figure, claims and page into a folder.
-
-    `places` are data, store and device. A `UserError` if the experiment or a setting is unknown or data are missing.
-    """
+    """Run an experiment with these data, store and device, and write its page to a folder (UserError)."""
     with doing("reading the experiment"):
-        request = ask(name, places, version)
-        configs = [config for _, config in request.every]
+        whole, *points = ask(name, places, version)
+        configs = [config for point in (whole, *points) for _, config in point.jobs]
     check_output(folder)
     results_of(configs, SweepProgress("runs", configs[0].task_spec.mode), effort, plan=f"experiment {name}")
-    arms, without = collect(request.jobs)
+    arms, without = collect(whole.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
-    region = over_points([(at, _judged(variant, collect(runs)[0])) for at, variant, runs in request.points])
-    findings = corrected(_judged(request.experiment, arms))
-    result = Reproduction(name, request.experiment, version, findings, arms, without, region, request.altered)
+    region = over_points([(point.at, _judged(point.experiment, collect(point.jobs)[0])) for point in points])
+    findings = corrected(_judged(whole.experiment, arms))
+    result = Reproduction(name, whole.experiment, version, findings, arms, without, region, version.alters(load(name)))
     with doing("drawing"), writing(folder):
-        figure = describe(request.experiment.figure, arms, "quick version, no evidence" * version.quick)
-        write_pictures(figure.spec(live=False), folder / "figure")
+        folder.mkdir(parents=True, exist_ok=True)
+        describe(whole.experiment.figure, arms, "quick version, no evidence" * version.quick).write(folder / "figure")
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result
 
 
 def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
-    """The arms with stored runs by label, and the reason of each seed whose problem has no reference solution.
-
-    Such seeds are left out of all arms.
-    """
+    """The arms with stored runs by label, without seeds whose problem has no reference solution, and these with why."""
     store = Store(arm_runs[0][1].store)
     stored = store.finished_all(config.run_id for _, config in arm_runs)
     runs = [(label, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
@@ -120,7 +98,6 @@ def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]
 
 
 def _judged(experiment: Experiment, arms: Arms) -> dict[str, Finding]:
-    """The findings by claim; none without results."""
     return {claim.name: experiment.judge(claim, arms) for claim in experiment.claims} if arms else {}
 
 

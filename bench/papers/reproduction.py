@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from bench.config.settings import SAME_RESULT
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, page_word
@@ -40,6 +41,11 @@ class Version:
         """The number of seeds, if it was given."""
         return self.seeds if isinstance(self.seeds, int | None) else len(self.seeds)
 
+    def alters(self, experiment: Experiment) -> bool:
+        """Whether it has settings that may change results, or fewer seeds than the experiment as defined."""
+        changed = any(name.removeprefix("trainer.") not in SAME_RESULT for name in self.changes)
+        return changed or (self.count is not None and self.count < len(experiment.seeds))
+
     @property
     def words(self) -> str:
         """The words of the command line."""
@@ -50,19 +56,16 @@ class Version:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Results of an experiment: findings by claim and, in `region`, by point of the search; runs by arm.
-
-    `without` are the seeds that are left out, with the reason; `altered` is as in `Request`.
-    """
+    """Results of an experiment."""
 
     name: str
     experiment: Experiment
     version: Version
-    findings: Mapping[str, Finding]
+    findings: Mapping[str, Finding]  # by claim
     arms: Mapping[str, Arm]
-    without: Mapping[int, str]
-    region: Sequence[tuple[Settings, Mapping[str, Finding]]]
-    altered: bool = False
+    without: Mapping[int, str]  # the reason of each seed that is left out
+    region: Sequence[tuple[Settings, Mapping[str, Finding]]]  # findings by point of the search
+    altered: bool = False  # `Version.alters`
 
     @property
     def runs(self) -> list[RunResult]:
@@ -193,6 +196,6 @@ def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     ]
     notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick + result.remarks
     notes += [f"seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
-    lines = [*shown(Table.facts(rows, least=9), "  "), *(f"note: {note}" for note in notes)]
+    lines = [*shown(Table.facts(rows), "  "), *(f"note: {note}" for note in notes)]
     files = f"written to {folder}: report.md, figure.png, figure.pdf and claims.json"
     return [f"{result.name}: {result.experiment.title}", *lines, files]

@@ -12,7 +12,6 @@ from bench.papers.verdicts import PAGE_WORDS
 from bench.results.table import Board, Column, Table
 
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
-"""Note below the counts."""
 Page = dict[str, Any]
 """An experiment with its claims, as in `claims.json` (`bench.papers.reproduction.as_json`)."""
 
@@ -35,19 +34,16 @@ def read(folder: Path, paper: str | None = None) -> list[Page]:
 
 def board(pages: Sequence[Page]) -> Board:
     """Number of claims by paper and verdict, and every claim with its effect."""
-    titles = {"experiment": "experiment", "claim": "claim", "said": "verdict", "effect": "effect", "low": "low",
-              "high": "high", "unit": "unit", "paper": "the paper's statement, in short"}  # fmt: skip
+    columns = [Column("experiment", "experiment"), Column("claim", "claim"), Column("said", "verdict")]
+    columns += [Column(key, key) for key in ("effect", "low", "high", "unit")]
+    columns.append(Column("paper", "the paper's statement, in short", wraps=True))
     claims = [
         {name: claim.get(name) for name in ("said", "text", "effect", "low", "high", "unit", "ours")}
-        | {
-            "experiment": page["experiment"],
-            "claim": claim["name"],
-            "paper": "ours: " * claim.get("ours", False) + claim["paper"],
-        }
+        | {"experiment": page["experiment"], "claim": claim["name"]}
+        | {"paper": "ours: " * claim.get("ours", False) + claim["paper"]}
         for page in pages
         for claim in page["claims"]
     ]
-    columns = [Column(key, title, wraps=key == "paper") for key, title in titles.items()]
     return Board("claims", "Claims of papers", [counts(pages), Table("claims", columns, claims)], [CORRECTION, OURS])
 
 

@@ -49,8 +49,7 @@ class Finding:
     readings: Mapping[str, "Finding"] = field(default_factory=dict)
 
 
-Part = tuple[float, Finding]
-"""How far the effect is inside its bounds, and the finding."""
+Part = tuple[float, Finding]  # how far the effect is inside its bounds, and the finding
 
 
 def together(parts: Iterable[Part]) -> Finding:
@@ -129,10 +128,7 @@ def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
 
 
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
-    """Combine the readings of a claim: their verdict if all agree, which needs no correction, else undecided.
-
-    If they disagree, each finding gets Holm's correction over the readings. A single one is returned unchanged.
-    """
+    """Combine the readings of a claim: their verdict if all agree, else undecided, each with Holm's correction."""
     first = next(iter(findings.values()))
     if len(findings) == 1:
         return first

@@ -113,7 +113,6 @@ def _against(panel: Panel, x: str, entries: Sequence[Entry]) -> Panel:
 
 
 def _seconds(run: RunResult, steps: Array) -> Array:
-    """Seconds of training until these steps."""
     known = {0: 0.0} | {int(row["step"]): row["train_s"] for row in run.validations} | {run.steps: run.train_s}
     at = sorted(known)
     return np.interp(steps, at, [known[step] for step in at])

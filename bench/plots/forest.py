@@ -17,14 +17,11 @@ from bench.text import spanned
 
 @dataclass(frozen=True)
 class Effects(Panel):
-    """A row for each optimizer, the best on top; x of its line is the effect, low and high its interval.
+    """A row for each optimizer, the best on top; x of its line is the effect, low and high its interval."""
 
-    `none` is the effect of the reference; the rows have the columns `row`, `verdict` and `decided` too.
-    """
+    none: float = 0.0  # the effect of the reference
 
-    none: float = 0.0
-
-    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> Spec:
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1) -> Spec:
         """The panel in Vega-Lite; rows name the optimizers, so it has no legend."""
         x = axis("x", self.x, "x" in self.log, self.limits)
         x["axis"]["title"] = wrapped(self.x, 0.7 * WIDTH)  # names take room beside it

@@ -58,12 +58,9 @@ def mean_panel(
     *,
     log_x: bool = False,
     log_y: bool | None = None,
-    cut: float = math.inf,
+    cut: float = math.inf,  # multiple of the highest initial value above which lines leave the panel
 ) -> Panel:
-    """A panel of means over seeds, for each name at the steps at which all its runs have values.
-
-    `facts` are further notes. Lines above `cut` times the highest initial value leave the panel.
-    """
+    """A panel of means over seeds, for each name at the steps that all its runs have; `facts` are further notes."""
     runs = {name: some for name, of in lines.items() if (some := [line for line in of if line is not None])}
     common = {name: at_common_steps(of) for name, of in runs.items()}
     log_y = is_wide([values for _, values in common.values()]) if log_y is None else log_y

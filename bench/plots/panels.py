@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,7 @@ from bench.text import clean
 if TYPE_CHECKING:
     import altair as alt
 
-Spec = dict[str, Any]
-"""A part of a chart in Vega-Lite."""
+Spec = dict[str, Any]  # a part of a chart in Vega-Lite
 MOST = 1e150  # largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis
 WORDS = {
     "loss": "training loss",
@@ -83,30 +83,25 @@ class Panel:
             rows += [whole | dict(zip(columns, point, strict=True)) for point in points]
         return rows
 
-    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1, *, live: bool) -> Spec:
-        """The panel in Vega-Lite, without its data; the legend is above so many columns of panels.
-
-        `live` charts show values at the pointer, zoom on shift and wheel, and fade what a click on the legend leaves.
-        """
+    def spec(self, styles: Mapping[str, Look], view: str = "view", columns: int = 1) -> Spec:
+        """The panel in Vega-Lite, without its data; the legend is above so many columns of panels."""
         x, y = axis("x", self.x, "x" in self.log), axis("y", self.y, "y" in self.log, self.limits)
         if self.ticks:
             words = json.dumps([clean(word) for word in self.ticks])
             x["axis"] |= {"values": [*range(len(self.ticks))], "labelExpr": f"{words}[datum.value]", "labelAngle": -30}
-        by, opacity = encodings(styles, columns, marks=self.marks), faded(live)
+        by, opacity = encodings(styles, columns, marks=self.marks), faded()
         color, shape = by["color"], by.pop("shape")
         layers = [layer("line", dict(y=y, opacity=opacity, **by), strokeJoin="round")]
         if banded := any(line.low is not None for line in self.lines):
-            ends = dict(y=y | {"field": "low"}, y2={"field": "high"}, color=color, opacity=faded(live, 0.16))
+            ends = dict(y=y | {"field": "low"}, y2={"field": "high"}, color=color, opacity=faded(0.16))
             layers.insert(0, layer("area", ends))
             layers += [layer("rule", ends, strokeWidth=2)] * self.marks
         if self.marks:
             layers.append(layer("point", dict(y=y, color=color, shape=shape, opacity=opacity), filled=True, size=34))
-        if live:
-            tip = [{"field": "name"}, number("x", self.x), number("y", self.y)]
-            tip += [number("low"), number("high")] * banded
-            layers.append(layer("point", dict(y=y, color=color, tooltip=tip), opacity=0, filled=True, size=200))
-            select = {"type": "interval", "zoom": "wheel![event.shiftKey]", "translate": _DRAG}
-            layers[0]["params"] = [{"name": f"zoom_{view}", "select": select, "bind": "scales"}]
+        tip = [{"field": "name"}, number("x", self.x), number("y", self.y), *[number("low"), number("high")] * banded]
+        layers.append(layer("point", dict(y=y, color=color, tooltip=tip), opacity=0, filled=True, size=200))
+        select = {"type": "interval", "zoom": "wheel![event.shiftKey]", "translate": _DRAG}
+        layers[0]["params"] = [{"name": f"zoom_{view}", "select": select, "bind": "scales"}]
         shared = dict(x=x, detail={"field": "line", "type": "nominal"})
         return self.framed(layers, view) | {"height": HEIGHT, "encoding": shared}
 
@@ -136,26 +131,39 @@ class Figure:
         names = [*self.series, *(name for panel in self.panels for name in panel.names)]
         return looks({name: self.series.get(name, name) for name in names}, self.ours, self.ordered)
 
-    def spec(self, *, live: bool = True) -> Spec:
+    def spec(self) -> Spec:
         """The figure in Vega-Lite."""
         panels = self.drawn
         names = {name for panel in panels for name in panel.names}
         styles = {name: look for name, look in self.styles.items() if name in names}
         columns, views = max(1, min(2, len(panels))), []
         for k, panel in enumerate(panels):
-            view: Spec = panel.spec(styles, f"view{k}", columns, live=live) | {"data": {"values": panel.rows()}}
+            view: Spec = panel.spec(styles, f"view{k}", columns) | {"data": {"values": panel.rows()}}
             if len(panels) > 1:
                 view["title"] = wrapped(f"({_letter(k)}) {panel.title}", WIDTH)
             views.append(view)
-        empty = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no values"}}
+        empty = {"data": {"values": [{}]}, "layer": [{"mark": {"type": "text", "text": "no values"}}]}
         scales = dict.fromkeys(("color", "strokeDash", "strokeWidth", "shape"), "shared")
         spec = BASE | {"columns": columns, "concat": views or [empty], "resolve": {"scale": scales}}
-        spec |= {"title": titled(text, columns * (WIDTH + 50))} if (text := caption(panels)) else {}
-        return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if live and panels else {})
+        if text := caption(panels):  # below all panels
+            place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14, "lineHeight": 13}
+            look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555"}
+            spec |= {"title": {"text": wrapped(text, columns * (WIDTH + 50), 4.9), **place, **look}}
+        return spec | ({"params": [isolate([f"view{k}" for k in range(len(panels))])]} if panels else {})
 
     def picture(self, ending: str) -> bytes:
-        """The content of a file with this ending; only HTML is interactive."""
-        return picture(self.spec(live=ending.lower() == ".html"), ending)
+        """The content of a file with this ending."""
+        spec = self.spec()
+        for view in spec["concat"] if ending.lower() != ".html" else ():  # points for the pointer would fill a file
+            view["layer"] = [part for part in view["layer"] if part["mark"].get("opacity") != 0]
+        return picture(spec, ending)
+
+    def write(self, stem: Path) -> list[Path]:
+        """Write `STEM.png` (300 dpi) and `STEM.pdf`."""
+        images = {stem.with_suffix(ending): self.picture(ending) for ending in (".png", ".pdf")}
+        for path, image in images.items():
+            path.write_bytes(image)
+        return list(images)
 
     def altair(self) -> "alt.TopLevelMixin":
         """An Altair chart; a notebook shows it interactively, `.save("x.png")` writes a file."""
@@ -169,22 +177,14 @@ class Figure:
         return chart
 
 
-def titled(text: str, pixels: float) -> Spec:
-    """A caption below all panels."""
-    place = {"orient": "bottom", "anchor": "start", "frame": "bounds", "offset": 14}
-    look = {"fontSize": 10.5, "fontWeight": "normal", "color": "#555555", "lineHeight": 13}
-    return {"text": wrapped(text, pixels, 4.9), **place, **look}
-
-
 def isolate(views: Sequence[str]) -> Spec:
     """The parameter of a legend whose clicks isolate a name in these views."""
     return {"name": "isolate", "select": {"type": "point", "fields": ["name"]}, "bind": "legend", "views": [*views]}
 
 
-def faded(live: bool, full: float = 1) -> Spec:
+def faded(full: float = 1) -> Spec:
     """The opacity of names, fainter for those that the legend's click has not chosen."""
-    chosen = {"condition": {"param": "isolate", "value": full}, "value": full * FAINT}
-    return chosen if live else {"value": full}
+    return {"condition": {"param": "isolate", "value": full}, "value": full * FAINT}
 
 
 def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> Spec:
@@ -220,7 +220,7 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
 
 def number(name: str, title: str = "") -> Spec:
     """A number in a tooltip."""
-    return {"field": name, "type": "quantitative", "title": title or name, "format": ".4~g"}
+    return {"field": name, "type": "quantitative", "title": clean(title) or name, "format": ".4~g"}
 
 
 def layer(kind: str, encoding: Spec, data: Sequence[Spec] | None = None, **mark: Any) -> Spec:
@@ -270,7 +270,6 @@ def _in_range(arrays: Sequence[Array], log: bool, most: float) -> Array:
 
 
 def _finite(values: Array, low: float = -MOST, high: float = MOST) -> list[float | None]:
-    """Numbers for JSON, within these ends."""
     return [None if math.isnan(x) else float(f"{x:.6g}") for x in np.clip(values, low, high)]
 
 

@@ -82,7 +82,6 @@ def page(collected: Collected, stores: Stores) -> str:
 
 
 def _evaluations(collected: Collected) -> Figure:
-    """The compared metric of each problem over its evaluations."""
     panels, figure = [], Figure([])
     for problem, entries in collected.problems.items():
         runs = [run for entry in entries for run in entry.runs.values()]
@@ -118,7 +117,7 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
     """The panels of a figure that have lines, in Vega-Lite."""
     for k, panel in enumerate(figure.drawn):
         styles = {name: look for name, look in figure.styles.items() if name in panel.names}
-        spec = panel.spec(styles, live=True) | dict(title=None, width="container", params=[isolate(["view"])])
+        spec = panel.spec(styles) | dict(title=None, width="container", params=[isolate(["view"])])
         label = cell(f"{panel.title}: {panel.y} against {panel.x}")
         yield {
             "key": f"{kind}-{k}",

@@ -147,12 +147,3 @@ def script_json(data: Any) -> str:
     """JSON in a script of a page: no name can end the script."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def write_pictures(spec: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Write `STEM.png` (300 dpi) and `STEM.pdf` into a folder, which is created if needed."""
-    images = {stem.with_suffix(ending): picture(spec, ending) for ending in (".png", ".pdf")}
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for path, image in images.items():
-        path.write_bytes(image)
-    return list(images)

@@ -19,8 +19,7 @@ from bench.text import CONVERGED
 Seed = tuple[int, int]
 """Seeds of the initialisation and of the order of the samples; runs that share both are paired."""
 
-HUGE = 1e100
-"""Larger values count as missing, since their squares overflow. Ours."""
+HUGE = 1e100  # larger values count as missing, since their squares overflow; ours
 RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "f1", "exact_match"), (0.0, 1.0))
 """Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
 
@@ -43,14 +42,10 @@ class Group:
         return dict(sorted((Counter(run.status for run in self.runs.values()) + self.others).items()))
 
     @property
-    def diverged(self) -> int:
-        """Number of runs that diverged."""
-        return self.statuses.get("diverged", 0)
-
-    @property
     def lost(self) -> str:
         """The reason why it has no number, in words."""
-        return f"{self.diverged} of {len(self.runs)} diverged" if self.diverged else "a run without a value"
+        diverged = self.statuses.get("diverged")
+        return f"{diverged} of {len(self.runs)} diverged" if diverged else "a run without a value"
 
     @cached_property
     def machines(self) -> list[str]:

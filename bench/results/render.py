@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[str, Any]
-MOST_DRAWN = 1000
-"""Maximum number of rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line. Ours."""
+MOST_DRAWN = 1000  # rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line; ours
 
 
 def heading(column: Column) -> str:
@@ -56,9 +55,6 @@ def telling(table: Table) -> Table:
     return replace(table, columns=kept, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 
-# -- for a terminal ---------------------------------------------------------------------------------------------------
-
-
 def shown(table: Table, indent: str = "") -> list[str]:
     """A table's lines for standard output: of its width and with a bold head on a terminal."""
     wide = columns()
@@ -67,14 +63,11 @@ def shown(table: Table, indent: str = "") -> list[str]:
 
 
 def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list[str]:
-    """A table's lines on a terminal of `wide` columns; None for a file or a pipe, where a row is a line.
-
-    Columns that do not fit follow as further tables, so that nothing is cut. `styled` text is bold or coloured.
-    """
+    """A table's lines on a terminal of `wide` columns, in several tables if needed; None for a file: a line per row."""
     cols, rows = table.columns, table.rows
     head, words = list(map(heading, cols)), [[word_in(c, row) for c in cols] for row in rows]
     lines, right = [head, *words] if any(head) else words, [_is_right(c, rows) for c in cols]
-    widths = [max([c.least, *(width(line[i]) for line in lines)]) for i, c in enumerate(cols)]
+    widths = [max(map(width, texts)) for texts in zip(*lines, strict=True)] or [0] * len(cols)
     empty = ["no rows"] * (any(head) and not words)
     if wide is None or not cols or len(words) > MOST_DRAWN:
         cells = ([padded(word, n, right=r) for word, n, r in zip(line, widths, right, strict=True)] for line in lines)
@@ -87,14 +80,13 @@ def table_lines(table: Table, wide: int | None, *, styled: bool = False) -> list
     size: dict[str, Any] = {"width": wide, "height": max(1, len(lines))}  # else rich asks the terminal for both
     size |= {"force_terminal": styled, "force_jupyter": False, "legacy_windows": False}
     console = Console(file=file, color_system=color, **size)
-    needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, cols, strict=True)]
+    needed = [min(NARROWEST, n) if c.wraps else n for n, c in zip(widths, cols, strict=True)]
     for k, group in enumerate(_groups(needed, cols, wide)):
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(head))
         for i in group:
-            side, least = "right" if right[i] else "left", cols[i].least if fits else None
-            wrap = {"no_wrap": fits and not cols[i].wraps, "overflow": "fold", "min_width": least}
-            grid.add_column(Text(head[i], style="bold"), justify=side, **wrap)
+            wrap: dict[str, Any] = {"no_wrap": fits and not cols[i].wraps, "overflow": "fold"}
+            grid.add_column(Text(head[i], style="bold"), justify="right" if right[i] else "left", **wrap)
         for row in words:
             styles = [next((s for start, s in cols[i].colors.items() if row[i].startswith(start)), "") for i in group]
             grid.add_row(*(Text(row[i], style=style) for i, style in zip(group, styles, strict=True)))
@@ -130,9 +122,6 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
             lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-# -- for pages --------------------------------------------------------------------------------------------------------
 
 
 def markdown_table(table: Table) -> list[str]:
@@ -210,9 +199,6 @@ def html_fragment(boards: Sequence[Board]) -> str:
                 parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
             parts += [tagged("p", note) for note in board.notes]
     return "\n".join(parts)
-
-
-# -- for programs -----------------------------------------------------------------------------------------------------
 
 
 def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:

@@ -14,9 +14,7 @@ from bench.text import CONVERGED
 
 End = float | None
 """A number, or None for `diverged`."""
-
-GAP = " (suboptimality gap)"
-"""Suffix of a metric's name if the loss minus its infimum is shown."""
+GAP = " (suboptimality gap)"  # after a metric's name if the loss minus its infimum is shown
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
@@ -34,10 +32,7 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
 
 
 def selected(run: RunResult, above: bool) -> End:
-    """The selection value of a run: its last evaluation during training, on the selection split, not the test set.
-
-    A run without such evaluations uses its final value.
-    """
+    """The selection value of a run: its last evaluation on the selection split, not the test set, else its final."""
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
         return final
@@ -55,14 +50,9 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
 
 
 def is_capped(runs: Iterable[RunResult]) -> bool:
-    """Whether a step cap was active on nearly all steps, on average over the runs of a setting."""
-    return (cap_share(runs) or 0) > CAP_BINDS
-
-
-def cap_share(runs: Iterable[RunResult]) -> float | None:
-    """Mean share of steps with an active cap, in [0, 1], over the runs that record it; None without any."""
+    """Whether a step cap was active on nearly all steps, on average over the runs of a setting that record it."""
     shares = [run.cap_share for run in runs if run.cap_share is not None]
-    return sum(shares) / len(shares) if shares else None
+    return bool(shares) and sum(shares) / len(shares) > CAP_BINDS
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:

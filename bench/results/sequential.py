@@ -32,17 +32,13 @@ Verdict = Literal["better", "worse", "no difference found", "no difference found
 
 SHARES = (0.04, 0.01)
 """The split of the level, 0.05: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
-RESERVE = 1.5
-"""At n seeds the share 1 - `RESERVE` / n of the level may be spent; the rest is left for later. Ours."""
+RESERVE = 1.5  # at n seeds the share 1 - `RESERVE` / n of the level may be spent, the rest is left for later; ours
 LEAST_SEEDS = 7
 """Fewest seeds that can decide a verdict: six wins in a row have probability 2 / 2^6 = 3 % by chance, and the 4 % are
 not spent at once (`RESERVE`)."""
-MOST_SEEDS = 200
-"""Largest number of seeds that is estimated in advice."""
+MOST_SEEDS = 200  # the largest number that is estimated in advice
 OFTEN = ("diverges less often", "diverges more often")
 """Words for having a value more, or less, often: the runs without one diverged."""
-NO_VALUE = "no run has a value"
-"""The words if no run of either has a value, such as the steps to a target."""
 ROUNDING = 2.0**-21
 """Relative difference up to which values count as equal: four units in the last place of float32."""
 
@@ -115,7 +111,7 @@ class Comparison:
     def words(self) -> str:
         """What was decided; words of a decision remain when seeds are added."""
         if self.lost == (self.n, self.n):
-            return NO_VALUE
+            return "no run has a value"  # such as the steps to a target
         often = {1: self.often[0], -1: self.often[1], 0: ""}[self.diverges]
         return self.verdict if not often else f"{self.verdict}, {often}" if self.sign else often
 

@@ -14,12 +14,9 @@ from scipy.special import bdtr, betaincinv, stdtrit
 
 Array = NDArray[np.float64]
 
-SPACING = 0.05
-"""Least distance in decades between the points of a fit against log x: at most twenty points per decade. Ours."""
-WINDOW = 0.25
-"""Decades over which a local exponent is fitted. Ours."""
-LEAST_POINTS = 3
-"""Fewest points for a fitted line: two points always fit exactly. Ours."""
+SPACING = 0.05  # decades between the points of a fit against log x, at least: up to twenty points per decade; ours
+WINDOW = 0.25  # decades over which a local exponent is fitted; ours
+LEAST_POINTS = 3  # of a fitted line: two points always fit exactly; ours
 Values = Sequence[float | None]
 """A value for each seed; None, worse than every number, for a run that diverged or missed its target."""
 

@@ -20,20 +20,16 @@ class Column:
     markup: Literal["strong", "code"] | None = None  # style of its text in Markdown
     wraps: bool = False  # whether its text may wrap where the terminal is too narrow for it
     names: bool = False  # whether further tables on a narrow terminal begin with it (default: the first column)
-    least: int = 0  # minimum width on a terminal, so that output printed piece by piece forms one table
     colors: Mapping[str, str] = field(default_factory=dict)  # rich's color of texts that begin with a word
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its title, its columns in order, rows of values by column key (further keys are for programs), notes.
-
-    Values are numbers, intervals, words, lists of words or None.
-    """
+    """A table; values are numbers, intervals, words, lists of words or None."""
 
     title: str
     columns: list[Column]
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # by key of columns; further keys are for programs
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -45,9 +41,9 @@ class Table:
         return cls(title, cols, [{c.key: value for c, value in zip(cols, row, strict=True)} for row in rows], [*notes])
 
     @classmethod
-    def facts(cls, rows: Iterable[Sequence[Any]], least: int = 0) -> "Table":
-        """A table of names, at least `least` columns wide, each followed by its text."""
-        return cls.of([Column("name", least=least), Column("text", wraps=True)], rows)
+    def facts(cls, rows: Iterable[Sequence[Any]]) -> "Table":
+        """A table of names, each followed by its text."""
+        return cls.of([Column("name"), Column("text", wraps=True)], rows)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
 from bench.plots.sweep import sweep_figure
-from bench.plots.theme import write_pictures
 from bench.results import selection
 from bench.results.render import markdown, written
 from bench.results.selection import CONVERGED, End, Mode
@@ -27,33 +26,27 @@ from optimizers.plugins import bare
 
 @dataclass(frozen=True)
 class Point:
-    """The runs at one value `x` of the varied setting, and at the values `others` of those that vary with it.
-
-    `median` and `quartiles` are of the final metric; `score` chooses the best, None if `capped` or half diverged.
-    """
+    """The runs at one value `x` of the varied setting, and at the values `others` of those that vary with it."""
 
     x: Any
     seeds: int
     diverged: int
-    median: End
+    median: End  # of the final metric, as are the quartiles
     quartiles: tuple[End, End]
-    score: End
+    score: End  # chooses the best; None if `capped` or half diverged
     capped: bool
     others: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """An optimizer at one value of each further varied setting, or at all of them in a random design (not `joined`).
-
-    `best` is the index of the best point, the middle one of equals; None if all are equal or none may be the best.
-    """
+    """An optimizer at one value of each further varied setting, or at all of them in a random design (not `joined`)."""
 
     name: str
     opt: str
     x: str
     points: list[Point]
-    best: int | None
+    best: int | None  # index of the best point, the middle one of equals; None if all are equal or none may be the best
     joined: bool
 
 
@@ -138,9 +131,6 @@ def _point(x: Any, others: Mapping[str, Any], runs: Sequence[RunResult], above: 
     return Point(x, n, finals.count(None), quantile(0.5), ends, score, capped, others)
 
 
-# -- words and files --------------------------------------------------------------------------------------------------
-
-
 def lines(sweep: Sensitivity) -> list[str]:
     """The tables for a terminal."""
     return written([board(sweep)], "table", None).rstrip().splitlines()
@@ -191,4 +181,4 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{markdown([board(sweep)])}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
-        return [path, *write_pictures(sweep_figure(sweep, CONVERGED).spec(live=False), folder / "sensitivity")]
+        return [path, *sweep_figure(sweep, CONVERGED).write(folder / "sensitivity")]
