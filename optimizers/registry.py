@@ -12,35 +12,18 @@ from optimizers.plugins import Origin, PluginError, Registry, load
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of an optimizer that the runner and the tests use instead of its name.
+    """Traits of an optimizer that the runner and the tests use instead of its name."""
 
-    Attributes:
-        needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
-        full_batch: the method is defined on the full batch; that is its default batch.
-        calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
-        create_graph: `step` differentiates the gradients, so they keep their graph (second-order methods).
-        unscheduled: a schedule of `lr` makes no sense, since the method sets its own step size or is designed without
-            one.
-        coupled: the step of a parameter depends on others beyond the norms passed to `step`, so the pure update
-            takes all parameters.
-        averages: the method evaluates its own weight averages (`eval()`, or `evaluated` of the pure update), so no
-            other average is used.
-        by_piece: the method treats matrices stacked by rows in one parameter separately. Their number is
-            the hyperparameter `pieces` of a parameter group.
-        draws: `step` draws from the global random generators.
-        sets_lr: `step` changes `group["lr"]` by itself.
-    """
-
-    needs_loss: bool = False
-    full_batch: bool = False
-    calls_closure_again: bool = False
-    create_graph: bool = False
-    unscheduled: bool = False
-    coupled: bool = False
-    averages: bool = False
-    by_piece: bool = False
-    draws: bool = False
-    sets_lr: bool = False
+    needs_loss: bool = False  #: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping
+    full_batch: bool = False  #: the method is defined on the full batch, which is its default batch
+    calls_closure_again: bool = False  #: `step` evaluates the closure more than once, so it must recompute gradients
+    create_graph: bool = False  #: `step` differentiates the gradients, so they keep their graph
+    unscheduled: bool = False  #: it sets its own step size or is designed without a schedule of `lr`
+    coupled: bool = False  #: a parameter's step depends on others beyond the norms; the pure update takes all of them
+    averages: bool = False  #: it evaluates its own averages of weights (`eval()`, or `evaluated` of the pure update)
+    by_piece: bool = False  #: it treats matrices stacked by rows in a parameter apart: as many as its group's `pieces`
+    draws: bool = False  #: `step` draws from the global random generators
+    sets_lr: bool = False  #: `step` changes `group["lr"]` by itself
 
     def named(self) -> list[str]:
         """The names of the traits that are set."""
@@ -216,7 +199,6 @@ _ANY_LR = LogUniform(1e-5, 1e0)
 """Range of the learning rate of an optimizer that declares none; a grid extends beyond it where necessary. Ours."""
 
 OPTIMIZERS = Registry(
-    "optimizer",
     "bench.optimizers",
     (
         _sgd(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True)),

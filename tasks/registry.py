@@ -92,7 +92,6 @@ def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
 
 
 TASKS = Registry(
-    "task",
     "bench.tasks",
     (
         _theory(

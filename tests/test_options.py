@@ -19,6 +19,7 @@ from bench.config.options import (
     imported_options,
     optimizer_options,
     parse_options,
+    stored,
     task_options,
 )
 from bench.config.run_config import resolve, settings_of
@@ -58,7 +59,8 @@ def table() -> str:
         skipped |= {spec.data: 2, spec.module: 1}
     options = {target: options_of(target, skip) for target, skip in skipped.items()}
     measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measure_every}
-    return json.dumps({"options": options, "measurements": measurements}, indent=1) + "\n"
+    sections = {"glossary": stored("glossary"), "options": options, "measurements": measurements}
+    return json.dumps(sections, indent=1) + "\n"
 
 
 # -- options of constructors -----------------------------------------------------------------------------------------

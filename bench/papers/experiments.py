@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from bench.config.run_config import Seed, tuned_for
+from bench.config.run_config import Seed
 from bench.config.strict_yaml import read_yaml
+from bench.config.tuned import tuned_settings
 from bench.config.values import experiments, refuse_too_many
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms
@@ -220,5 +221,5 @@ def _with_tuned(label: str, common: Settings, arm: Settings) -> Settings:
     given = common | arm
     with blaming(f"arm {label}"):
         check_known("optimizer", [str(given.get("opt"))], OPTIMIZERS)
-        tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
+        tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
     return {name: value for name, value in tuned.items() if name not in given} | arm
