@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from optimizers.groups import Parameter, Part
 from optimizers.norms import global_norm
 from optimizers.registry import STEP_KEYWORDS
-from optimizers.step_size import run_closure
+from optimizers.step_size import once_known, run_closure
 
 
 def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
@@ -131,18 +131,14 @@ class Hybrid(Optimizer):
         return Hybrid, (self.parts,)
 
 
-def _known(loss: Any, part: Optimizer) -> Callable[[], Any]:
-    """The closure of a part: it returns the known loss as long as the part's weights have not changed."""
-    params = [p for group in part.param_groups for p in group["params"]]
-    versions = [p._version for p in params]
+def _known(loss: Tensor, part: Optimizer) -> Callable[[], Tensor]:
+    """The closure of a part: it returns the known loss, once, if neither weights nor gradients have changed."""
 
-    def closure() -> Any:
-        if versions != [p._version for p in params]:
-            why = "moves its weights before it calls the closure, which is not possible beside a method for the rest"
-            raise RuntimeError(f"{type(part).__name__} {why}")
-        return loss
+    def evaluate(needed: bool) -> Tensor:
+        why = "needs another loss than that of its first weights, which is not possible beside a method for the rest"
+        raise RuntimeError(f"{type(part).__name__} {why}")
 
-    return closure
+    return once_known(loss, [p for group in part.param_groups for p in group["params"]], evaluate)
 
 
 def own_norms(norm: Tensor, grad_norm: Tensor | None, loss_grad_norm: Tensor | None) -> dict[str, Tensor]:

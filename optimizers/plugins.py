@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
@@ -40,21 +40,14 @@ session: dict[str, tuple[str, Any]] = {}
 Spec = TypeVar("Spec", bound=Any)
 
 
-class Origin(NamedTuple):
-    """Where a plug-in comes from: `module:Name` or `file.py:Name`, and its package, as `provenance` names it."""
-
-    target: str
-    package: str
-
-
 class Registry(MutableMapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
     Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
-    its spec from name, object and origin. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
+    its spec from name, object and target. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
     """
 
-    def __init__(self, group: str, specs: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
+    def __init__(self, group: str, specs: Iterable[Spec], make: Callable[[str, Any, str], Spec]) -> None:
         self.group, self.make = group, make
         self.own = {spec.name: spec for spec in specs}
         self._loaded: dict[tuple[str, str], Spec] = {}
@@ -85,7 +78,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         # A file may change, and so may the working folder, and a class of a notebook.
         key = (name, provenance(target) if place.endswith(".py") or place == SESSION else "")
         if key not in self._loaded:
-            self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
+            self._loaded[key] = self.make(name, load(target), target)
         return self._loaded[key]
 
     def __setitem__(self, name: str, spec: Spec) -> None:

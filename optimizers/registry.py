@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from optimizers.plugins import Origin, PluginError, Registry, load
+from optimizers.plugins import PluginError, Registry, load, provenance
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,13 @@ _sgd = partial(
 _FROM_TASK = {"f_star": TASK_VALUE}
 
 
-def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
+def _plugin(name: str, value: Any, target: str) -> OptimizerSpec:
     """The spec of a plug-in, or a generic one for an optimizer class."""
     # Every record has the version of torch, which is not part of the identity of the suite's own methods either.
-    package = None if origin.package.startswith("torch ") else origin.package
+    source = provenance(target)
+    package = None if source.startswith("torch ") else source
     if isinstance(value, OptimizerSpec):
-        of_suite = origin.target.startswith("optimizers.")  # it has a version, as the built-in ones
+        of_suite = target.startswith("optimizers.")  # it has a version, as the built-in ones
         return replace(value, name=name, package=None if of_suite else package)
     from torch.optim import Optimizer  # a spec may need no torch
 
@@ -179,16 +180,16 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
         what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
         how = "a class that derives from torch.optim.Optimizer, or an optimizers.OptimizerSpec that names one"
-        raise PluginError(f"{origin.target} is {what}; an optimizer is {how}")
+        raise PluginError(f"{target} is {what}; an optimizer is {how}")
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     rates = [name for name in inspect.signature(value).parameters if name in ("lr", "learning_rate")]
     averages = hasattr(value, "eval")  # as in schedule-free methods
     traits = replace(traits_of(adapted(value)), unscheduled="lr" not in rates or averages, averages=averages)
     return OptimizerSpec(
         name=name,
-        target=origin.target,
+        target=target,
         formula=doc or value.__name__,
-        source=origin.package,
+        source=source,
         search=dict.fromkeys(rates, _ANY_LR),
         package=package,
         traits=traits,
