@@ -71,8 +71,6 @@ class Hybrid(Optimizer):
         ]
         super().__init__([dict(group) for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
-        for part in parts:
-            self.state |= part.state
         self._share()
 
     def _share(self) -> None:
@@ -126,9 +124,6 @@ class Hybrid(Optimizer):
         """Load the states of all parts."""
         super().load_state_dict(state_dict)
         self._share()
-
-    def __reduce__(self) -> Any:
-        return Hybrid, (self.parts,)
 
 
 def _known(loss: Tensor, part: Optimizer) -> Callable[[], Tensor]:
