@@ -71,6 +71,8 @@ class Hybrid(Optimizer):
         ]
         super().__init__([dict(group) for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
+        for part in parts:
+            self.state |= part.state  # Adagrad's begins in its constructor
         self._share()
 
     def _share(self) -> None:
