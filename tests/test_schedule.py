@@ -62,7 +62,7 @@ def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float, 
 def test_the_share_of_the_decay_belongs_to_wsd_alone() -> None:
     words = {**SMALL, "opt": "sgd", "trainer.warmup": "0.5"}
     for idle in ({"trainer.decay": "0.3"}, {"trainer.floor": "0.3"}):
-        with pytest.raises(UserError, match="0.3: the schedule is constant and has no"):
+        with pytest.raises(UserError, match=r"0\.3: the schedule is constant and has no"):
             resolve(words | idle)
     stable = resolve(words | {"trainer.schedule": "wsd"})
     assert stable.run_id != resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.3"}).run_id
