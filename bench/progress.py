@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
-from bench.text import counted
+from bench.text import counted, duration
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -102,12 +102,9 @@ def show_line(owner: object, line: str = "") -> None:
                 _lines.clear()
 
 
-def clock(seconds: float, done: float, left: float) -> str:
-    """The time for what is left, if so much took these seconds: `0:46`, `1:02:03`, or `-:--` if unknown."""
-    if done <= 0:
-        return "-:--"
-    minutes, rest = divmod(round(seconds * left / done), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+def _eta(seconds: float, done: float, left: float) -> str:
+    """The time for what is left, if so much took these seconds."""
+    return f"ETA {duration(seconds * left / done) if done > 0 else '-'}"
 
 
 class Progress:
@@ -140,7 +137,7 @@ class Progress:
         if not self._live or (is_recent and step < self.total):
             return
         self._drawn, seconds, steps, share = now, now - self._begun, step - self._first, accuracy()
-        parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {clock(seconds, steps, self.total - step)}"]
+        parts = [self.label, f"step {step:,}/{self.total:,}", _eta(seconds, steps, self.total - step)]
         parts += [f"step size {applied_step:.2g}", f"loss {loss:.4g}"]
         parts += [] if share is None else [f"acc {share:.3f}"]
         show_line(self, "  ".join([*parts, f"{steps / max(seconds, 1e-9):,.3g} it/s", self._validated]))
@@ -259,8 +256,8 @@ class SweepProgress:
         if not self.enabled or now - self._drawn < (REDRAW_SECONDS if self._live else self.LINE_SECONDS):
             return
         self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share, _ in self._workers.values())
-        parts = [f"{self.label}  {len(self._over)}/{self.runs} runs"]
-        parts += [f"ETA {clock(now - self._begun, done, self.runs - done)}"]
+        runs = f"{self.label}  {len(self._over)}/{self.runs} runs"
+        parts = [runs, _eta(now - self._begun, done, self.runs - done)]
         parts += [] if self.best is None else [f"best {self.best[0]:.4g} ({self.best[1]})"]
         if not self._live:
             self.say("  ".join(parts))
