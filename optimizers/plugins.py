@@ -10,7 +10,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -40,11 +40,11 @@ session: dict[str, tuple[str, Any]] = {}
 Spec = TypeVar("Spec", bound=Any)
 
 
-class Registry(MutableMapping[str, Spec], Generic[Spec]):
+class Registry(Mapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
     Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
-    its spec from name, object and target. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
+    its spec from name, object and target. `own` are the suite's, by name.
     """
 
     def __init__(self, group: str, specs: Iterable[Spec], make: Callable[[str, Any, str], Spec]) -> None:
@@ -80,12 +80,6 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         if key not in self._loaded:
             self._loaded[key] = self.make(name, load(target), target)
         return self._loaded[key]
-
-    def __setitem__(self, name: str, spec: Spec) -> None:
-        self.own[name] = spec
-
-    def __delitem__(self, name: str) -> None:
-        del self.own[name]
 
     def describe(self, name: str) -> str | None:
         """A description of a plug-in's origin; None for the suite's own and unannounced names."""

@@ -262,7 +262,7 @@ def by_family(monkeypatch):
     """Optimizers with other defaults on images."""
     values = {"muon": {"lr": 0.7, "rest.lr": 0.07}, "adamw": {"lr": 0.5}, "sgdm": {"momentum": 0.6}}
     for name, own in values.items():
-        monkeypatch.setitem(OPTIMIZERS, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
+        monkeypatch.setitem(OPTIMIZERS.own, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
 
 
 @pytest.mark.parametrize(
