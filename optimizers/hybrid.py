@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from optimizers.groups import Parameter, Part
 from optimizers.norms import global_norm
-from optimizers.registry import STEP_KEYWORDS
+from optimizers.registry import keywords_of
 from optimizers.step_size import once_known, run_closure
 
 
@@ -66,9 +66,7 @@ class Hybrid(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
-        self._keywords = [
-            sorted(STEP_KEYWORDS.keys() & inspect.signature(type(part).step).parameters.keys()) for part in parts
-        ]
+        self._keywords = [sorted(keywords_of(type(part).step)) for part in parts]
         super().__init__([dict(group) for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
         for part in parts:

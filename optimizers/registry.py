@@ -128,7 +128,7 @@ class OptimizerSpec:
     @property
     def step_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the optimizer's `step` takes."""
-        return _keywords(self.cls.step)
+        return keywords_of(self.cls.step)
 
     @cached_property
     def cls(self) -> Any:
@@ -145,10 +145,11 @@ class OptimizerSpec:
     @cached_property
     def update_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the pure update takes."""
-        return _keywords(self.pure_update) if self.pure_update else set()
+        return keywords_of(self.pure_update) if self.pure_update else set()
 
 
-def _keywords(function: Callable[..., Any]) -> set[str]:
+def keywords_of(function: Callable[..., Any]) -> set[str]:
+    """Which of `STEP_KEYWORDS` a step or an update takes."""
     return STEP_KEYWORDS.keys() & inspect.signature(function).parameters.keys()
 
 
