@@ -30,8 +30,7 @@ class FileState(NamedTuple):
 def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
     """The state of a task's files, after their preparation if `what` is `prepare`; exit code 1 if one is not usable.
 
-    Raises:
-        UserError: a name is unknown, or data cannot be fetched.
+    UserError if a name is unknown, or data cannot be fetched.
     """
     if task is None and (settings or what == "prepare"):
         raise UserError(f"bench data {what}: name a task with --task")
@@ -67,11 +66,7 @@ def has_files(spec: TaskSpec) -> bool:
 
 
 def states(spec: TaskSpec, root: Path, name: str | None = None) -> list[FileState]:
-    """The files in a folder of a task's data, of this data set or the default one.
-
-    Raises:
-        DataError: of the task's source, or a file cannot be read.
-    """
+    """The files in a folder of a task's data, of this data set or the default one; DataError if one cannot be read."""
     source = find(spec.data_cls.SOURCES, root, name)
     several = {split: [place] if isinstance(place, Path) else place for split, place in source.files(root).items()}
     try:

@@ -92,11 +92,7 @@ def check_engine(engine: str, configs: Iterable[RunConfig]) -> None:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a configuration that cannot run, or that would not run as specified.
-
-    Raises:
-        UserError: with the value at fault and what to do.
-    """
+    """Refuse a configuration that cannot run, or that would not run as specified (UserError)."""
     check_early(config)
     with doing("importing torch"):
         import torch  # noqa: F401
