@@ -118,15 +118,15 @@ def show(name: str, *, store: p.Stores = None, progress: bool = True) -> Answer:
     Args:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
     """
-    from bench.commands.describe import description
+    from bench.commands import describe
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
 
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
-        return description(OPTIMIZERS[name])
+        return describe.optimizer(OPTIMIZERS[name])
     if name in TASKS:
-        return description(TASKS[name])
+        return describe.task(TASKS[name])
     if name in experiments():
         from bench.papers.experiments import load as load_experiment
 

@@ -19,12 +19,8 @@ _FACTS = (
 )  # fmt: skip
 
 
-def description(spec: OptimizerSpec | TaskSpec) -> Answer:
-    """What an optimizer or a task is, its options, and what of it is searched or measured."""
-    return _task(spec) if isinstance(spec, TaskSpec) else _optimizer(spec)
-
-
-def _optimizer(spec: OptimizerSpec) -> Answer:
+def optimizer(spec: OptimizerSpec) -> Answer:
+    """The rule, the options, the defaults and the search space of an optimizer."""
     facts = {"rule": spec.formula, "source": spec.source, "class": spec.target, "traits": spec.traits.named()}
     search, texts = dict[str, Any](), dict[str, str]()
     for name, axis in spec.search.items():
@@ -47,7 +43,8 @@ def _optimizer(spec: OptimizerSpec) -> Answer:
     return Answer(data, [*lines, "", "search space:", *_rows(texts)])
 
 
-def _task(spec: TaskSpec) -> Answer:
+def task(spec: TaskSpec) -> Answer:
+    """The metric, the budget, the measurements and the options of a task."""
     facts, options = {name: getattr(spec, name) for name in _FACTS}, task_options(spec)
     about = {"kind": "task", "name": spec.own_name or spec.name, "title": spec.title, "version": spec.version}
     lines = wrapped_lines(f"{about['name']} (version {spec.version}): {spec.title}", "", "  ")
