@@ -84,7 +84,7 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
     def describe(self, name: str) -> str | None:
         """A description of a plug-in's origin; None for the suite's own and unannounced names."""
         point = self.announced.get(name)
-        return point and f"{_package(point)} ({point.value})"
+        return None if point is None else f"{_package(point)} ({point.value})"
 
 
 def _package(point: EntryPoint) -> str:
