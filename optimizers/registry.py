@@ -60,32 +60,6 @@ class OptimizerSpec:
 
     Hyperparameter names, types and defaults come from the constructor's signature.
 
-    Attributes:
-        name: as given to `--opt`.
-        target: `module:Class`, imported when `cls` is first used.
-        formula: the update rule in one line.
-        source: paper or documentation.
-        version: incremented when a change alters results; part of every run's identity.
-        defaults: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's.
-        by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. The suite's values
-            are measured (`results/defaults`).
-        search: the hyperparameters to tune, including those that define the method, each with its range or, as a
-            tuple, its values; sweeps and plots vary the first one.
-        traits: facts about the method.
-        update: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`).
-            None: a sweep has one instance of the class for each run, which is slower.
-        package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        rest: the default optimizer for all parameters except matrices. None: the method updates all parameters
-            unless the user gives `rest`.
-        groups: `module:function`, hyperparameters of each parameter as a pure function of its facts::
-
-                def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
-
-            It returns for each parameter the values that differ from the method's `hparams`. Values that the user gives
-            for a role override them.
-        family: family of tasks that `defaults` are for; empty for all.
-        reference: name of an optimizer whose steps its own must equal, for `bench check`.
-
     The pure update (`optimizers/pure.py` has an example and common parts)::
 
         def update(grads, state, params, loss, hparams, *, grad_norm=None, loss_grad_norm=None) -> (params, state)
@@ -105,21 +79,32 @@ class OptimizerSpec:
      - keywords: the `STEP_KEYWORDS` that it accepts; computed from `grads` if None.
     """
 
-    name: str
-    target: str
-    formula: str
-    source: str
-    version: int = 1
+    name: str  #: as given to `--opt`
+    target: str  #: `module:Class`, imported when `cls` is first used
+    formula: str  #: the update rule in one line
+    source: str  #: paper or documentation
+    version: int = 1  #: incremented when a change alters results; part of every run's identity
+    #: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: the hyperparameters to tune, including those that define the method, each with its range or, as a tuple, its
+    #: values; sweeps and plots vary the first one
     search: Mapping[str, LogUniform | tuple[Any, ...]] = field(default_factory=dict)
-    traits: Traits = Traits()
+    traits: Traits = Traits()  #: facts about the method
+    #: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without it
+    #: a sweep has one instance of the class for each run, which is slower
     update: str | None = None
+    #: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity
     package: str | None = None
+    #: the default optimizer for all parameters except matrices; without it and without a user's, `target` has all
     rest: str | None = None
+    #: `module:function`, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter a
+    #: mapping of those that differ. Values that the user gives for a role override them
     groups: str | None = None
+    #: values that replace `defaults` on tasks of a family (`TaskSpec.family`); the suite's are measured
+    #: (`results/defaults`)
     by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    family: str = ""
-    reference: str | None = None
+    family: str = ""  #: family of tasks that `defaults` are for; empty for all
+    reference: str | None = None  #: name of an optimizer whose steps its own must equal, for `bench check`
 
     def on(self, family: str) -> "OptimizerSpec":
         """The spec with the defaults for a family of tasks."""
