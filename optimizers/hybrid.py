@@ -34,13 +34,12 @@ def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequ
 
 def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
     cls, (first, *more) = part.spec.cls, part.groups
-    plain = not (more or first.values)
-    if takes_names(cls):
-        if not plain:
-            raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
-        return cls([(parameters[i].name, params[i]) for i in first.indices], **part.hyperparameters)
-    if plain:
-        return cls([params[i] for i in first.indices], **part.hyperparameters)
+    by_name = takes_names(cls)
+    if not (more or first.values):
+        members = [(parameters[i].name, params[i]) if by_name else params[i] for i in first.indices]
+        return cls(members, **part.hyperparameters)
+    if by_name:
+        raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
     groups = [{"params": [params[i] for i in group.indices], **group.values} for group in part.groups]
     optimizer = cls(groups, **part.hyperparameters)
     for group in part.groups:
