@@ -10,7 +10,7 @@ from bench.config.values import configs_folder
 from bench.errors import UserError
 from bench.text import seeds_from_words
 from optimizers import OPTIMIZERS
-from optimizers.groups import REST
+from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug
 
 
@@ -51,9 +51,9 @@ def tuned_settings(
 ) -> dict[str, Any]:
     """The tuned hyperparameters of a task and optimizer, from their `tuned_file`, in dotted form.
 
-    Those for the rest are left out if the settings `given` name another method for it.
+    If the settings `given` name another method for the rest, those for the rest, and for its roles, are left out.
     """
     settings, rest = flatten_yaml(tuned_file(task, opt, shipped=shipped)), f"opt.{REST}"
     usual = settings.get(rest, OPTIMIZERS[opt].rest)
-    skipped = f"{rest}." if given.get(rest, usual) != usual else "-"
-    return {k: value for k, value in settings.items() if k.startswith("opt.") and not k.startswith(skipped)}
+    lost = () if given.get(rest, usual) == usual else tuple(f"opt.{name}." for name in RESERVED - {"matrix"})
+    return {k: value for k, value in settings.items() if k.startswith("opt.") and not k.startswith(lost)}
