@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
-from bench.text import counted
+from bench.text import counted, duration
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -102,35 +102,44 @@ def show_line(owner: object, line: str = "") -> None:
                 _lines.clear()
 
 
-def clock(seconds: float, done: float, left: float) -> str:
-    """The time for what is left, if so much took these seconds: `0:46`, `1:02:03`, or `-:--` if unknown."""
-    if done <= 0:
-        return "-:--"
-    minutes, rest = divmod(round(seconds * left / done), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+def _eta(seconds: float, done: float, left: float) -> str:
+    """The time for what is left, if so much took these seconds."""
+    return f"ETA {duration(seconds * left / done) if done > 0 else '-'}"
 
 
 class Progress:
-    """Shows the progress of a run of `total` steps; an `epoch` has so many, None if every step sees all samples."""
+    """Shows the progress of a run of `total` steps, or reports it to the view of a plan, for a run trained alone."""
 
-    def __init__(self, total: int, label: str, *, epoch: int | None = None, enabled: bool = True) -> None:
-        self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
+    def __init__(
+        self, total: int = 0, label: str = "", *, enabled: bool = True, view: "SweepProgress | None" = None
+    ) -> None:
+        self.total, self.label, self.enabled, self.view = total, label, enabled and view is None, view
         self._first, self._begun, self._drawn, self._live, self._validated = 0, 0.0, 0.0, False, ""
+
+    def of(self, total: int, label: str) -> "Progress":
+        """Itself, for a run of `total` steps, which may have restarted."""
+        self.total, self.label = total, label
+        return self
 
     def start(self, step: int) -> None:
         """Begin at this step."""
+        if self.view is not None:
+            self.view.advance(max(0, step - self._first), 1, [], step / max(self.total, 1))
         self._first, self._begun, self._live = step, time.monotonic(), self.enabled and on_terminal()
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
         now = time.monotonic()
-        if not self._live or (now - self._drawn < REDRAW_SECONDS and step < self.total):
+        is_recent = now - self._drawn < REDRAW_SECONDS
+        if self.view is not None and not is_recent:
+            self.start(step)
+            self._drawn = now
+        if not self._live or (is_recent and step < self.total):
             return
         self._drawn, seconds, steps, share = now, now - self._begun, step - self._first, accuracy()
-        parts = [self.label, f"step {step:,}/{self.total:,}", f"ETA {clock(seconds, steps, self.total - step)}"]
+        parts = [self.label, f"step {step:,}/{self.total:,}", _eta(seconds, steps, self.total - step)]
         parts += [f"step size {applied_step:.2g}", f"loss {loss:.4g}"]
         parts += [] if share is None else [f"acc {share:.3f}"]
-        parts += [f"epoch {step / self.epoch:.2f}/{self.total / self.epoch:.3g}"] if self.epoch else []
         show_line(self, "  ".join([*parts, f"{steps / max(seconds, 1e-9):,.3g} it/s", self._validated]))
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -143,6 +152,12 @@ class Progress:
     def stop(self) -> None:
         """Remove the line."""
         show_line(self)
+
+    def end(self, result: "RunResult | None" = None) -> None:
+        """Report the end of the run to the view of its plan; None if it failed."""
+        if self.view is not None:
+            taken = 0 if result is None else max(0, result.steps - self._first)
+            self.view.advance(taken, 0, [] if result is None else [result])
 
 
 class Advance(NamedTuple):
@@ -169,13 +184,14 @@ class SweepProgress:
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
         self.label, self.enabled, self.better = label, enabled, gt if mode == "max" else lt
         self.steps, self.runs, self.best, self._last = 0, 0, None, ""
-        self._begun, self._drawn, self._workers, self._live = time.monotonic(), 0.0, 0, False
-        self._over, self._training, self._doing = set[str](), dict[int, tuple[int, float]](), dict[int, str]()
+        self._begun, self._drawn, self._processes, self._live = time.monotonic(), 0.0, 0, False
+        self._over = set[str]()
+        self._workers = dict[int, tuple[int, float, str]]()  # lanes in training, their share that is done, activity
 
     @contextmanager
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
         """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
-        self.runs, self._workers, self._live = runs, processes * (processes > 1), self.enabled and on_terminal()
+        self.runs, self._processes, self._live = runs, processes * (processes > 1), self.enabled and on_terminal()
         self._begun = self._drawn = time.monotonic()
         self._over.clear()
         try:
@@ -215,12 +231,11 @@ class SweepProgress:
     def add(self, worker: int, advance: Advance) -> None:
         """Add the progress of one of several workers."""
         with _lock:
-            if not self._training and not advance.steps and not advance.ended:
-                self._begun = time.monotonic()  # the time before was not training
             self.steps += advance.steps
             self._over.update(advance.ended)
-            self._training[worker] = advance.alive, advance.share
-            self._doing.pop(worker, None)
+            if not self.steps and not self._over:
+                self._begun = time.monotonic()  # the time before was not training
+            self._workers[worker] = advance.alive, advance.share, ""
             if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
                 self.best = advance.best
             self._draw()
@@ -228,56 +243,25 @@ class SweepProgress:
     def doing(self, worker: int, what: str) -> None:
         """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
         with _lock:
-            self._doing[worker] = what
+            self._workers[worker] = 0, 0.0, what
             self._draw()
 
     def forget_workers(self) -> None:
         """Forget what workers train, since one has died."""
-        self._training.clear()
+        self._workers.clear()
 
     def _draw(self) -> None:
         """Redraw the lines of a terminal, or print a line now and then."""
         now = time.monotonic()
         if not self.enabled or now - self._drawn < (REDRAW_SECONDS if self._live else self.LINE_SECONDS):
             return
-        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share in self._training.values())
-        parts = [f"{self.label}  {len(self._over)}/{self.runs} runs"]
-        parts += [f"ETA {clock(now - self._begun, done, self.runs - done)}"]
+        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share, _ in self._workers.values())
+        runs = f"{self.label}  {len(self._over)}/{self.runs} runs"
+        parts = [runs, _eta(now - self._begun, done, self.runs - done)]
         parts += [] if self.best is None else [f"best {self.best[0]:.4g} ({self.best[1]})"]
         if not self._live:
             self.say("  ".join(parts))
             return
-        lines = ["  ".join(parts)]
-        for worker in range(self._workers):
-            lanes, share = self._training.get(worker, (0, 0.0))
-            trains = f"{lanes} in training, {share:.0%}" if lanes else "waits"
-            lines.append(f"  {worker + 1}  {self._doing.get(worker) or trains}")
-        show_line(self, "\n".join(lines))
-
-
-class RunInPlan(Progress):
-    """Shows nothing, and reports the progress of a run trained alone to the view of its plan."""
-
-    def __init__(self, view: SweepProgress) -> None:
-        super().__init__(0, "", enabled=False)
-        self.view = view
-
-    def bar(self, total: int, label: str) -> Progress:
-        """Itself, for a run of `total` steps, which may have restarted."""
-        self.total, self.label = total, label
-        return self
-
-    def start(self, step: int) -> None:
-        """Report this step."""
-        self.view.advance(max(0, step - self._first), 1, [], step / max(self.total, 1))
-        self._first, self._drawn = step, time.monotonic()
-
-    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
-        """Report this step, unless the last report is recent."""
-        if time.monotonic() - self._drawn >= REDRAW_SECONDS:
-            self.start(step)
-
-    def end(self, result: "RunResult | None" = None) -> None:
-        """Report the end of the run; None if it failed."""
-        taken = 0 if result is None else max(0, result.steps - self._first)
-        self.view.advance(taken, 0, [] if result is None else [result])
+        states = [self._workers.get(worker, (0, 0.0, "")) for worker in range(self._processes)]
+        texts = [doing or (f"{lanes} in training, {share:.0%}" if lanes else "waits") for lanes, share, doing in states]
+        show_line(self, "\n".join(["  ".join(parts), *(f"  {i}  {text}" for i, text in enumerate(texts, 1))]))

@@ -22,13 +22,14 @@ __all__ = [
     "OptimizerSpec", "Parameter", "Traits", "check_range", "global_norm", "run_closure",
 ]  # fmt: skip
 
-_LATER = {"check_range": "step_size", "run_closure": "step_size", "global_norm": "norms"}
-"""Helpers imported on first use, so that listing the names does not import torch."""
+_LATER = {
+    "check_range": "step_size", "run_closure": "step_size", "global_norm": "norms", "NGD": "normalized",
+    "SNGD": "normalized", "PS": "polyak", "SPS": "polyak", "MoMo": "momo", "Muon": "muon",
+}  # fmt: skip
+"""Modules that are imported on first use, so that listing the names does not import torch."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("NGD", "SNGD", "PS", "SPS", "MoMo", "Muon"):
-        return OPTIMIZERS[name.lower()].cls
-    if name in _LATER:
-        return getattr(import_module(f"optimizers.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'optimizers' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'optimizers' has no attribute {name!r}")
+    return getattr(import_module(f"optimizers.{_LATER[name]}"), name)

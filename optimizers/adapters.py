@@ -3,7 +3,7 @@
 import inspect
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import is_dataclass
 from enum import Enum
@@ -24,53 +24,70 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
     A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
     called once before it, with gradients enabled. Members of enums, dtypes and classes may be given by name,
-    dataclasses as mappings (ValueError for others). Instances can be copied and pickled if the class's own can.
+    dataclasses as mappings (ValueError for others). Instances can be copied, but not pickled.
     """
-    step: Any = cls.step  # with any arguments
-    parameters = list(inspect.signature(step).parameters.values())[1:]
-    members = _constructor(cls)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    if any(p.name == "loss" for p in parameters) and not any(p.name == "closure" for p in parameters):
-        members |= _step(cls, lambda self, loss, keywords: step(self, loss=loss, **keywords))
-    elif not positional and not any(p.name == "closure" for p in parameters):
-        members |= _step(cls, lambda self, loss, keywords: step(self, **keywords))
-    return _subclass(cls, members) if members else cls
+    parameters = list(inspect.signature(cls.step).parameters.values())[1:]
+    names = {p.name for p in parameters}
+    takes_more = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+    members: dict[str, Any] = {}
+    if "closure" not in names and ("loss" in names or not takes_more):
+        members["step"] = _step(cls.step, parameters, with_loss="loss" in names)
+    if not hasattr(cls.__init__, "converts") and (kinds := _converted_kinds(cls.__init__)):
+        members["__init__"] = _constructor(cls.__init__, kinds)
+    metaclass: Any = type(cls)  # may be ABCMeta
+    about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return metaclass(cls.__name__, (cls,), about | members) if members else cls
 
 
-def _constructor(cls: Any) -> dict[str, Any]:
-    """A constructor that converts what settings cannot hold; empty if no argument needs it."""
-    constructor, kinds = cls.__init__, dict[str, list[Any]]()
-    hints: dict[str, Any] = {}
+def _step(step: Callable[..., Any], parameters: Sequence[inspect.Parameter], *, with_loss: bool) -> Any:
+    """A `step` that takes a closure and, with `with_loss`, passes its loss on."""
+
+    def adapted_step(self: Any, closure: Callable[[], torch.Tensor] | None = None, **keywords: Any) -> Any:
+        loss = run_closure(closure)
+        result = step(self, **({"loss": loss} if with_loss else {}), **keywords)
+        return loss if result is None else result
+
+    first = list(inspect.signature(adapted_step).parameters.values())[:2]
+    adapted_step.__signature__ = inspect.Signature([*first, *(p for p in parameters if p.kind == p.KEYWORD_ONLY)])
+    return adapted_step
+
+
+def _converted_kinds(constructor: Callable[..., Any]) -> dict[str, list[Any]]:
+    """The types of arguments that no setting can hold, by argument."""
+    kinds, hints = dict[str, list[Any]](), dict[str, Any]()
     with suppress(Exception):  # annotations that only a type checker can read
         hints = typing.get_type_hints(constructor)
     for name, parameter in inspect.signature(constructor).parameters.items():
         hint, default = hints.get(name), parameter.default
-        members = [*(typing.get_args(hint) or [hint]), hint, None if default is parameter.empty else type(default)]
-        kinds[name] = [kind for kind in members if _converts(typing.get_origin(kind) or kind)]
-    kinds = {name: of for name, of in kinds.items() if of}
-    if not kinds or hasattr(constructor, "converts"):
-        return {}
-
-    @wraps(constructor)
-    def converting(self: Any, *arguments: Any, **keywords: Any) -> None:
-        for name, value in keywords.items():
-            for kind in kinds.get(name, ()):
-                keywords[name] = _converted(name, value, kind)
-        constructor(self, *arguments, **keywords)
-
-    converting.converts = True  # type: ignore[attr-defined]
-    return {"__init__": converting}
+        several = [*(typing.get_args(hint) or [hint]), hint, None if default is parameter.empty else type(default)]
+        if convertible := [kind for kind in several if _converts(typing.get_origin(kind) or kind)]:
+            kinds[name] = convertible
+    return kinds
 
 
 def _converts(kind: Any) -> bool:
     return kind in (type, torch.dtype) or (isinstance(kind, type) and (issubclass(kind, Enum) or is_dataclass(kind)))
 
 
+def _constructor(constructor: Callable[..., Any], kinds: Mapping[str, list[Any]]) -> Any:
+    """The constructor with settings converted to arguments of these types."""
+
+    @wraps(constructor)
+    def converting(self: Any, *arguments: Any, **keywords: Any) -> None:
+        for name in keywords.keys() & kinds.keys():
+            for kind in kinds[name]:
+                keywords[name] = _converted(name, keywords[name], kind)
+        constructor(self, *arguments, **keywords)
+
+    converting.converts = True  # type: ignore[attr-defined]
+    return converting
+
+
 def _converted(name: str, value: Any, kind: Any) -> Any:
     """A setting as an argument of this type; a setting that needs no conversion is returned."""
-    if isinstance(value, Mapping) and is_dataclass(kind):
-        return typing.cast(Any, kind)(**value)
-    if not isinstance(value, str) or is_dataclass(kind):
+    if is_dataclass(kind):
+        return typing.cast(Any, kind)(**value) if isinstance(value, Mapping) else value
+    if not isinstance(value, str):
         return value
     if isinstance(kind, type) and issubclass(kind, Enum):
         if value not in kind.__members__:
@@ -81,44 +98,6 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
             raise ValueError(f"{name}={value} is no dtype of torch, such as float32")
         return dtype
     return load(value) if ":" in value else value
-
-
-def _step(cls: Any, step: Callable[[Any, torch.Tensor | None, dict[str, Any]], Any]) -> dict[str, Any]:
-    """A `step` that takes a closure and passes its loss on."""
-
-    def adapted_step(self: Any, closure: Callable[[], torch.Tensor] | None = None, **keywords: Any) -> Any:
-        loss = run_closure(closure)
-        result = step(self, loss, keywords)
-        return loss if result is None else result
-
-    adapted_step.__signature__ = inspect.signature(cls.step).replace(
-        parameters=[
-            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
-            *(p for p in inspect.signature(cls.step).parameters.values() if p.kind == p.KEYWORD_ONLY),
-        ]
-    )
-
-    return {"step": adapted_step}
-
-
-def _subclass(cls: type[torch.optim.Optimizer], members: dict[str, Any]) -> type[torch.optim.Optimizer]:
-    def reduce(self: Any, protocol: Any) -> Any:
-        constructor, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
-        if getattr(constructor, "__name__", "") != "__newobj__":  # the test of pickle itself
-            return constructor, arguments, *rest  # the class has its own reduction
-        # Under the subclass's name pickle would find the class itself.
-        return _blank, (cls, *arguments[1:]), *rest
-
-    kind: Any = type(cls)  # may be ABCMeta
-    about = {"__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return kind(cls.__name__, (cls,), members | about)
-
-
-def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
-    """An instance without state, which pickle fills."""
-    subclass: Any = adapted(cls)
-    return subclass.__new__(subclass, *arguments)
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:

@@ -138,13 +138,10 @@ def _declared(
         return [{}] * len(parameters)
     function = load(spec.groups)
     try:
-        declared = list(function(parameters, values))
+        return [dict(group) for _, group in zip(parameters, function(parameters, values), strict=True)]
     except Exception as error:  # of a plug-in
-        raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}") from error
-    if len(declared) != len(parameters) or not all(isinstance(item, Mapping) for item in declared):
-        what = f"{len(declared)} values for {len(parameters)} parameters"
-        raise ValueError(f"{spec.groups} returns {what}, not a mapping for each")
-    return declared
+        what = "a mapping for each parameter"
+        raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}; it must return {what}") from error
 
 
 def _size(indices: Iterable[int], parameters: Sequence[Parameter]) -> int:

@@ -1,8 +1,7 @@
 """Optimizers by role of the parameters: several groups of one method, or several methods as one optimizer."""
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,20 +10,23 @@ from torch.optim import Optimizer
 
 from optimizers.groups import Parameter, Part
 from optimizers.norms import global_norm
-from optimizers.registry import STEP_KEYWORDS
-from optimizers.step_size import run_closure
+from optimizers.registry import keywords_of
+from optimizers.step_size import once_known, run_closure
 
 
 def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
     """The optimizer of a run: the parts of `divide` over the trained parameters; `parameters` are facts about them.
 
     Raises:
-        ValueError: a hyperparameter given by role has one value for all parameters.
+        ValueError: a hyperparameter given by role has one value for all parameters, or one of several methods has its
+            own `state_dict`.
     """
     optimizers = [_built(part, params, parameters) for part in parts]
     if len(optimizers) == 1:
         return optimizers[0]
     for part, optimizer in zip(parts, optimizers, strict=True):
+        if type(optimizer).state_dict is not Optimizer.state_dict:
+            raise ValueError(f"{part.spec.name} has its own `state_dict`, so no other method can step beside it")
         for group in optimizer.param_groups:
             group["unscheduled"] = part.spec.traits.unscheduled
     return Hybrid(optimizers)
@@ -32,13 +34,12 @@ def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequ
 
 def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
     cls, (first, *more) = part.spec.cls, part.groups
-    plain = not (more or first.values)
-    if takes_names(cls):
-        if not plain:
-            raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
-        return cls([(parameters[i].name, params[i]) for i in first.indices], **part.hyperparameters)
-    if plain:
-        return cls([params[i] for i in first.indices], **part.hyperparameters)
+    by_name = takes_names(cls)
+    if not (more or first.values):
+        members = [(parameters[i].name, params[i]) if by_name else params[i] for i in first.indices]
+        return cls(members, **part.hyperparameters)
+    if by_name:
+        raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
     groups = [{"params": [params[i] for i in group.indices], **group.values} for group in part.groups]
     optimizer = cls(groups, **part.hyperparameters)
     for group in part.groups:
@@ -64,15 +65,18 @@ class Hybrid(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
-        self._keywords = [
-            sorted(STEP_KEYWORDS.keys() & inspect.signature(type(part).step).parameters.keys()) for part in parts
-        ]
+        self._keywords = [sorted(keywords_of(type(part).step)) for part in parts]
         super().__init__([dict(group) for part in parts for group in part.param_groups], {})
-        self._join()
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        for part in parts:
+            self.state |= part.state  # Adagrad's begins in its constructor
+        self._share()
 
-    def _join(self) -> None:
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-        self.state: Any = _States(self.parts)
+    def _share(self) -> None:
+        """Let the parts have the groups and states of this optimizer, which saves and loads all of them."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.state, part.param_groups = self.state, [next(groups) for _ in part.param_groups]
 
     @property
     def step_sizes(self) -> tuple[Tensor, Tensor] | None:
@@ -105,90 +109,30 @@ class Hybrid(Optimizer):
 
     def eval(self) -> None:
         """Switch parts with separate evaluation weights to them."""
-        for part in self.parts:
-            if change := getattr(part, "eval", None):
-                change()
+        self._switch("eval")
 
     def train(self) -> None:
         """Switch them back."""
-        for part in self.parts:
-            if change := getattr(part, "train", None):
-                change()
+        self._switch("train")
 
-    def state_dict(self) -> dict[str, Any]:
-        """The parts' states as the state of one optimizer, with parameters numbered consecutively.
-
-        What a part keeps beside the states of its parameters is in `parts`, if any does.
-        """
-        state: dict[Any, Any] = {}
-        groups: list[dict[str, Any]] = []
-        others: list[dict[str, Any]] = []
+    def _switch(self, mode: str) -> None:
         for part in self.parts:
-            saved, start = part.state_dict(), sum(len(group["params"]) for group in groups)
-            state |= {key + start: value for key, value in saved["state"].items() if isinstance(key, int)}
-            groups += [{**g, "params": [i + start for i in g["params"]]} for g in saved["param_groups"]]
-            more = {name: value for name, value in saved.items() if name != "param_groups"}
-            others.append(more | {"state": {key: v for key, v in saved["state"].items() if not isinstance(key, int)}})
-        has_more = any(more["state"] or len(more) > 1 for more in others)
-        return {"state": state, "param_groups": groups} | ({"parts": others} if has_more else {})
+            getattr(part, mode, lambda: None)()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of each part."""
-        groups, start = list(state_dict["param_groups"]), 0
-        others = state_dict.get("parts") or [{"state": {}} for _ in self.parts]
-        for part, more in zip(self.parts, others, strict=True):
-            saved, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
-            count = sum(len(group["params"]) for group in saved)
-            state = {i - start: state_dict["state"][i] for i in range(start, start + count) if i in state_dict["state"]}
-            numbered = [{**g, "params": [i - start for i in g["params"]]} for g in saved]
-            part.load_state_dict(more | {"state": state | more["state"], "param_groups": numbered})
-            start += count
-        self._join()
-
-    def __reduce__(self) -> Any:
-        return Hybrid, (self.parts,)
+        """Load the states of all parts."""
+        super().load_state_dict(state_dict)
+        self._share()
 
 
-def _known(loss: Any, part: Optimizer) -> Callable[[], Any]:
-    """The closure of a part: it returns the known loss as long as the part's weights have not changed."""
-    params = [p for group in part.param_groups for p in group["params"]]
-    versions = [p._version for p in params]
+def _known(loss: Tensor, part: Optimizer) -> Callable[[], Tensor]:
+    """The closure of a part: it returns the known loss, once, if neither weights nor gradients have changed."""
 
-    def closure() -> Any:
-        if versions != [p._version for p in params]:
-            why = "moves its weights before it calls the closure, which is not possible beside a method for the rest"
-            raise RuntimeError(f"{type(part).__name__} {why}")
-        return loss
+    def evaluate(needed: bool) -> Tensor:
+        why = "needs another loss than that of its first weights, which is not possible beside a method for the rest"
+        raise RuntimeError(f"{type(part).__name__} {why}")
 
-    return closure
-
-
-class _States(MutableMapping[Any, Any]):
-    """The states of several optimizers by parameter."""
-
-    def __init__(self, parts: Sequence[Optimizer]) -> None:
-        self.parts = parts
-
-    def _of(self, p: Any) -> Any:
-        return next(
-            (part.state for part in self.parts for group in part.param_groups if any(p is q for q in group["params"])),
-            self.parts[0].state,
-        )
-
-    def __getitem__(self, p: Any) -> Any:
-        return self._of(p)[p]
-
-    def __setitem__(self, p: Any, value: Any) -> None:
-        self._of(p)[p] = value
-
-    def __delitem__(self, p: Any) -> None:
-        del self._of(p)[p]
-
-    def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(part.state for part in self.parts)
-
-    def __len__(self) -> int:
-        return sum(len(part.state) for part in self.parts)
+    return once_known(loss, [p for group in part.param_groups for p in group["params"]], evaluate)
 
 
 def own_norms(norm: Tensor, grad_norm: Tensor | None, loss_grad_norm: Tensor | None) -> dict[str, Tensor]:

@@ -81,12 +81,10 @@ class Muon(CheckedOptimizer):
         """Take one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
         loss = run_closure(closure)
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = self._trained(group)
             if not params:
                 continue
             grads = [p.grad for p in params]
-            if any(g.is_sparse for g in grads):
-                raise RuntimeError("Muon does not support sparse gradients")
             buffers = self._buffers(params)
             momentum = group["momentum"]
             torch._foreach_lerp_(buffers, grads, 1 - momentum)

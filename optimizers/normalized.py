@@ -88,14 +88,8 @@ class NGD(SNGD):
 
         w <- w - lr * g / ||g||
 
-    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm NGD; Nacson et al., arXiv 1803.01905.
-
-    Args:
-        params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
-        lr: length of the step before clipping, in [0, inf).
-        momentum: heavy-ball factor on the normalised gradient, in [0, 1].
-        weight_decay: decoupled weight decay per unit of lr, in [0, inf).
-        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm NGD; Nacson et al., arXiv 1803.01905. The arguments
+    are those of `SNGD`.
     """
 
     def __init__(

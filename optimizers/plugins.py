@@ -10,13 +10,13 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
@@ -40,35 +40,26 @@ session: dict[str, tuple[str, Any]] = {}
 Spec = TypeVar("Spec", bound=Any)
 
 
-class Origin(NamedTuple):
-    """Where a plug-in comes from: `module:Name` or `file.py:Name`, and its package, as `provenance` names it."""
-
-    target: str
-    package: str
-
-
-class Registry(MutableMapping[str, Spec], Generic[Spec]):
+class Registry(Mapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
     Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
-    its spec from name, object and origin. Entries set at run time (`OPTIMIZERS["mine"] = spec`) count as the suite's.
+    its spec from name, object and target. `own` are the suite's, by name.
     """
 
-    def __init__(self, kind: str, group: str, specs: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
-        self.kind, self.group, self.make = kind, group, make
+    def __init__(self, group: str, specs: Iterable[Spec], make: Callable[[str, Any, str], Spec]) -> None:
+        self.group, self.make = group, make
         self.own = {spec.name: spec for spec in specs}
         self._loaded: dict[tuple[str, str], Spec] = {}
 
     @cached_property
-    def announced(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by name; several if packages share a name."""
-        points: dict[str, list[EntryPoint]] = {}
-        for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, _package(point))):
-            points.setdefault(point.name, []).append(point)
-        return points
+    def announced(self) -> dict[str, EntryPoint]:
+        """Entry points by name; of several packages that share a name, the first by its own name counts."""
+        points = sorted(entry_points(group=self.group), key=_package, reverse=True)
+        return {point.name: point for point in points if point.name not in self.own}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.own, *self.announced]))
+        return iter(dict.fromkeys([*self.own, *sorted(self.announced)]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -78,34 +69,22 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
 
     def __getitem__(self, name: str) -> Spec:
         """The spec of this name; KeyError if it is unknown, PluginError if the plug-in cannot be used."""
-        points = self.announced.get(name, ())
-        if len(points) + (name in self.own) > 1:
-            takers = " and by ".join(["the suite"] * (name in self.own) + [_package(point) for point in points])
-            todo = f"uninstall one, or choose one: {' or '.join(point.value for point in points)}"
-            raise PluginError(f"the {self.kind} name {name!r} is taken by {takers}: {todo}")
         if name in self.own:
             return self.own[name]
-        if not points and ":" not in name:
+        if name not in self.announced and ":" not in name:
             raise KeyError(name)
-        target = points[0].value if points else name
+        target = self.announced[name].value if name in self.announced else name
         place = target.rpartition(":")[0]
         # A file may change, and so may the working folder, and a class of a notebook.
         key = (name, provenance(target) if place.endswith(".py") or place == SESSION else "")
         if key not in self._loaded:
-            self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
+            self._loaded[key] = self.make(name, load(target), target)
         return self._loaded[key]
-
-    def __setitem__(self, name: str, spec: Spec) -> None:
-        self.own[name] = spec
-
-    def __delitem__(self, name: str) -> None:
-        del self.own[name]
 
     def describe(self, name: str) -> str | None:
         """A description of a plug-in's origin; None for the suite's own and unannounced names."""
-        if name in self.own or name not in self.announced:
-            return None
-        return ", ".join(f"{_package(point)} ({point.value})" for point in self.announced[name])
+        point = self.announced.get(name)
+        return None if point is None else f"{_package(point)} ({point.value})"
 
 
 def _package(point: EntryPoint) -> str:
@@ -136,13 +115,21 @@ def load_module(place: str) -> Any:
         foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
-            return _file(Path(place)) if place.endswith(".py") else _module(place)
+            if place.endswith(".py"):
+                return _file(Path(place))
+            _see_here()
+            return importlib.import_module(place)
         except SyntaxError as error:
             where = f", line {error.lineno}" if error.lineno else ""  # none for bytes of 0
             raise PluginError(f"{error.filename or place}{where}: {error.msg}") from None
         except (PluginError, KeyboardInterrupt):
             raise
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(
+                f"{error.name}."
+            ):  # not one it imports
+                advice = "is its package installed in this environment? A file is named as folder/file.py:Class"
+                raise PluginError(f"there is no module {place!r} here; {advice}") from None
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.filename}, line {frame.lineno}"
             raise PluginError(f"importing {place} raises {type(error).__name__}: {error} ({where})") from None
@@ -153,17 +140,6 @@ def _see_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-
-
-def _module(name: str) -> Any:
-    _see_here()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # one of its own imports
-        advice = "is its package installed in this environment? A file is named as folder/file.py:Class"
-        raise PluginError(f"there is no module {name!r} here; {advice}") from None
 
 
 def _file(path: Path) -> Any:

@@ -109,14 +109,8 @@ class PS(SPS):
 
         w <- w - lr * (L - f_star) / (c ||g||^2) * g
 
-    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm PS; c = 1 is Polyak's own.
-
-    Args:
-        params: parameters or parameter groups; `lr` may differ by group.
-        lr: factor on the step, without unit, in [0, inf).
-        c: scale of the denominator, in (0, inf).
-        f_star: lower bound of the loss, a finite number.
-        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm PS; c = 1 is Polyak's own. The arguments are those of
+    `SPS`.
     """
 
     def __init__(

@@ -7,40 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from optimizers.plugins import Origin, PluginError, Registry, load
+from optimizers.plugins import PluginError, Registry, load, provenance
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of an optimizer that the runner and the tests use instead of its name.
+    """Traits of an optimizer that the runner and the tests use instead of its name."""
 
-    Attributes:
-        needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
-        full_batch: the method is defined on the full batch; that is its default batch.
-        calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
-        create_graph: `step` differentiates the gradients, so they keep their graph (second-order methods).
-        unscheduled: a schedule of `lr` makes no sense, since the method sets its own step size or is designed without
-            one.
-        coupled: the step of a parameter depends on others beyond the norms passed to `step`, so the pure update
-            takes all parameters.
-        averages: the method evaluates its own weight averages (`eval()`, or `evaluated` of the pure update), so no
-            other average is used.
-        by_piece: the method treats matrices stacked by rows in one parameter separately. Their number is
-            the hyperparameter `pieces` of a parameter group.
-        draws: `step` draws from the global random generators.
-        sets_lr: `step` changes `group["lr"]` by itself.
-    """
-
-    needs_loss: bool = False
-    full_batch: bool = False
-    calls_closure_again: bool = False
-    create_graph: bool = False
-    unscheduled: bool = False
-    coupled: bool = False
-    averages: bool = False
-    by_piece: bool = False
-    draws: bool = False
-    sets_lr: bool = False
+    needs_loss: bool = False  #: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping
+    full_batch: bool = False  #: the method is defined on the full batch, which is its default batch
+    calls_closure_again: bool = False  #: `step` evaluates the closure more than once, so it must recompute gradients
+    create_graph: bool = False  #: `step` differentiates the gradients, so they keep their graph
+    unscheduled: bool = False  #: it sets its own step size or is designed without a schedule of `lr`
+    coupled: bool = False  #: a parameter's step depends on others beyond the norms; the pure update takes all of them
+    averages: bool = False  #: it evaluates its own averages of weights (`eval()`, or `evaluated` of the pure update)
+    by_piece: bool = False  #: it treats matrices stacked by rows in a parameter apart: as many as its group's `pieces`
+    draws: bool = False  #: `step` draws from the global random generators
+    sets_lr: bool = False  #: `step` changes `group["lr"]` by itself
 
     def named(self) -> list[str]:
         """The names of the traits that are set."""
@@ -77,32 +60,6 @@ class OptimizerSpec:
 
     Hyperparameter names, types and defaults come from the constructor's signature.
 
-    Attributes:
-        name: as given to `--opt`.
-        target: `module:Class`, imported when `cls` is first used.
-        formula: the update rule in one line.
-        source: paper or documentation.
-        version: incremented when a change alters results; part of every run's identity.
-        defaults: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's.
-        by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. The suite's values
-            are measured (`results/defaults`).
-        search: the hyperparameters to tune, including those that define the method, each with its range or, as a
-            tuple, its values; sweeps and plots vary the first one.
-        traits: facts about the method.
-        update: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`).
-            None: a sweep has one instance of the class for each run, which is slower.
-        package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        rest: the default optimizer for all parameters except matrices. None: the method updates all parameters
-            unless the user gives `rest`.
-        groups: `module:function`, hyperparameters of each parameter as a pure function of its facts::
-
-                def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
-
-            It returns for each parameter the values that differ from the method's `hparams`. Values that the user gives
-            for a role override them.
-        family: family of tasks that `defaults` are for; empty for all.
-        reference: name of an optimizer whose steps its own must equal, for `bench check`.
-
     The pure update (`optimizers/pure.py` has an example and common parts)::
 
         def update(grads, state, params, loss, hparams, *, grad_norm=None, loss_grad_norm=None) -> (params, state)
@@ -122,21 +79,32 @@ class OptimizerSpec:
      - keywords: the `STEP_KEYWORDS` that it accepts; computed from `grads` if None.
     """
 
-    name: str
-    target: str
-    formula: str
-    source: str
-    version: int = 1
+    name: str  #: as given to `--opt`
+    target: str  #: `module:Class`, imported when `cls` is first used
+    formula: str  #: the update rule in one line
+    source: str  #: paper or documentation
+    version: int = 1  #: incremented when a change alters results; part of every run's identity
+    #: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: the hyperparameters to tune, including those that define the method, each with its range or, as a tuple, its
+    #: values; sweeps and plots vary the first one
     search: Mapping[str, LogUniform | tuple[Any, ...]] = field(default_factory=dict)
-    traits: Traits = Traits()
+    traits: Traits = Traits()  #: facts about the method
+    #: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without it
+    #: a sweep has one instance of the class for each run, which is slower
     update: str | None = None
+    #: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity
     package: str | None = None
+    #: the default optimizer for all parameters except matrices; without it and without a user's, `target` has all
     rest: str | None = None
+    #: `module:function`, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter a
+    #: mapping of those that differ. Values that the user gives for a role override them
     groups: str | None = None
+    #: values that replace `defaults` on tasks of a family (`TaskSpec.family`); the suite's are measured
+    #: (`results/defaults`)
     by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    family: str = ""
-    reference: str | None = None
+    family: str = ""  #: family of tasks that `defaults` are for; empty for all
+    reference: str | None = None  #: name of an optimizer whose steps its own must equal, for `bench check`
 
     def on(self, family: str) -> "OptimizerSpec":
         """The spec with the defaults for a family of tasks."""
@@ -145,7 +113,7 @@ class OptimizerSpec:
     @property
     def step_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the optimizer's `step` takes."""
-        return _keywords(self.cls.step)
+        return keywords_of(self.cls.step)
 
     @cached_property
     def cls(self) -> Any:
@@ -162,10 +130,11 @@ class OptimizerSpec:
     @cached_property
     def update_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the pure update takes."""
-        return _keywords(self.pure_update) if self.pure_update else set()
+        return keywords_of(self.pure_update) if self.pure_update else set()
 
 
-def _keywords(function: Callable[..., Any]) -> set[str]:
+def keywords_of(function: Callable[..., Any]) -> set[str]:
+    """Which of `STEP_KEYWORDS` a step or an update takes."""
     return STEP_KEYWORDS.keys() & inspect.signature(function).parameters.keys()
 
 
@@ -182,12 +151,13 @@ _sgd = partial(
 _FROM_TASK = {"f_star": TASK_VALUE}
 
 
-def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
+def _plugin(name: str, value: Any, target: str) -> OptimizerSpec:
     """The spec of a plug-in, or a generic one for an optimizer class."""
     # Every record has the version of torch, which is not part of the identity of the suite's own methods either.
-    package = None if origin.package.startswith("torch ") else origin.package
+    source = provenance(target)
+    package = None if source.startswith("torch ") else source
     if isinstance(value, OptimizerSpec):
-        of_suite = origin.target.startswith("optimizers.")  # it has a version, as the built-in ones
+        of_suite = target.startswith("optimizers.")  # it has a version, as the built-in ones
         return replace(value, name=name, package=None if of_suite else package)
     from torch.optim import Optimizer  # a spec may need no torch
 
@@ -196,16 +166,16 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
         what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
         how = "a class that derives from torch.optim.Optimizer, or an optimizers.OptimizerSpec that names one"
-        raise PluginError(f"{origin.target} is {what}; an optimizer is {how}")
+        raise PluginError(f"{target} is {what}; an optimizer is {how}")
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     rates = [name for name in inspect.signature(value).parameters if name in ("lr", "learning_rate")]
     averages = hasattr(value, "eval")  # as in schedule-free methods
     traits = replace(traits_of(adapted(value)), unscheduled="lr" not in rates or averages, averages=averages)
     return OptimizerSpec(
         name=name,
-        target=origin.target,
+        target=target,
         formula=doc or value.__name__,
-        source=origin.package,
+        source=source,
         search=dict.fromkeys(rates, _ANY_LR),
         package=package,
         traits=traits,
@@ -216,7 +186,6 @@ _ANY_LR = LogUniform(1e-5, 1e0)
 """Range of the learning rate of an optimizer that declares none; a grid extends beyond it where necessary. Ours."""
 
 OPTIMIZERS = Registry(
-    "optimizer",
     "bench.optimizers",
     (
         _sgd(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True)),

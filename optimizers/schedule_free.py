@@ -63,13 +63,8 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         for group in self.param_groups:
             if not group["training"]:
                 raise RuntimeError("ScheduleFreeAdamW is in eval mode: call train() before step()")
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            grads = [p.grad for p in params]
-            if any(g.is_sparse for g in grads):
-                raise RuntimeError("ScheduleFreeAdamW does not support sparse gradients")
-            self._move(group, params, grads)
+            if params := self._trained(group):
+                self._move(group, params, [p.grad for p in params])
         return loss
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:

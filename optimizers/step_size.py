@@ -48,6 +48,13 @@ class CheckedOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    def _trained(self, group: dict[str, Any]) -> list[Any]:
+        """The parameters of a group that have a gradient; RuntimeError if one is sparse."""
+        params = [p for p in group["params"] if p.grad is not None]
+        if any(p.grad.is_sparse for p in params):
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        return params
+
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         """The momentum of these parameters; it begins at 0."""
         for p in params:
@@ -89,11 +96,8 @@ class StepSizeOptimizer(CheckedOptimizer):
 
     def _collect(self, norm: Tensor | None) -> tuple[list[tuple[dict[str, Any], list[Tensor]]], Tensor | None]:
         """The groups with their parameters that have a gradient, and the norm over all of them (None: no gradient)."""
-        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        groups = [(group, params) for group, params in groups if params]
+        groups = [(group, params) for group in self.param_groups if (params := self._trained(group))]
         grads = [p.grad for _, params in groups for p in params if p.grad is not None]
-        if any(g.is_sparse for g in grads):
-            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if not grads:
             return [], None
         # In float32 at least: a norm in half precision would round the step, or overflow.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from optimizers.plugins import Origin, PluginError, Registry
+from optimizers.plugins import PluginError, Registry, provenance
 from tasks.core.spec import TaskSpec
 
 _VIT = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): patch 4, depth 2, 8 heads, MLP width 128; the rest is ours"
@@ -85,14 +85,13 @@ _LM_PRESETS = {
 }
 
 
-def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
+def _plugin(name: str, value: Any, target: str) -> TaskSpec:
     if not isinstance(value, TaskSpec):
-        raise PluginError(f"{origin.target} is of type {type(value).__name__}; a task is a tasks.TaskSpec")
-    return replace(value, name=name, package=origin.package, own_name=value.name if ":" in name else "")
+        raise PluginError(f"{target} is of type {type(value).__name__}; a task is a tasks.TaskSpec")
+    return replace(value, name=name, package=provenance(target), own_name=value.name if ":" in name else "")
 
 
 TASKS = Registry(
-    "task",
     "bench.tasks",
     (
         _theory(

@@ -140,5 +140,5 @@ def test_data_that_cannot_be_read(cli: Cli, tmp_path: Path, monkeypatch: pytest.
 
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte.gz").touch()
-    monkeypatch.setattr("tasks.core.files.md5", refuse)
+    monkeypatch.setattr("bench.commands.data.md5", refuse)
     assert "ubyte.gz: Permission denied; permit it, or name another" in failure(cli, tmp_path, tmp_path)

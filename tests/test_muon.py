@@ -71,7 +71,3 @@ def test_parameters_that_are_no_matrices_are_refused() -> None:
         Muon([nn.Parameter(torch.ones(3))])
     with pytest.raises(ValueError, match=r"pieces=3: a parameter of shape \(4, 2\)"):
         Muon([{"params": [nn.Parameter(torch.ones(4, 2))], "pieces": 3}])
-    p = nn.Parameter(torch.ones(3, 2))
-    p.grad = torch.ones(3, 2).to_sparse()
-    with pytest.raises(RuntimeError, match="sparse"):
-        Muon([p]).step()

@@ -29,7 +29,7 @@ each_task = pytest.mark.parametrize("name", SIZES)
 @pytest.fixture(autouse=True)
 def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in (replace(tiny.TINY, lanes=True), tiny_text.TINY_TEXT, tiny_lm.TINY_LM):
-        monkeypatch.setitem(TASKS, spec.name, spec)
+        monkeypatch.setitem(TASKS.own, spec.name, spec)
 
 
 def settings(name: str, store: Path, **more: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from bench.config.options import (
     imported_options,
     optimizer_options,
     parse_options,
+    stored,
     task_options,
 )
 from bench.config.run_config import resolve, settings_of
@@ -58,7 +59,8 @@ def table() -> str:
         skipped |= {spec.data: 2, spec.module: 1}
     options = {target: options_of(target, skip) for target, skip in skipped.items()}
     measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measure_every}
-    return json.dumps({"options": options, "measurements": measurements}, indent=1) + "\n"
+    sections = {"glossary": stored("glossary"), "options": options, "measurements": measurements}
+    return json.dumps(sections, indent=1) + "\n"
 
 
 # -- options of constructors -----------------------------------------------------------------------------------------
@@ -77,7 +79,10 @@ def test_every_option_has_a_help_text(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_searched_and_replaced_hyperparameters_exist(name):
     spec = OPTIMIZERS[name]
-    assert {*spec.search, *spec.defaults} <= all_optimizer_options(spec, {}).keys()
+    by_family = {option for values in spec.by_family.values() for option in values}
+    assert {*spec.search, *spec.defaults, *by_family} <= all_optimizer_options(spec, {}).keys()
+    assert spec.by_family.keys() <= {task.family for task in TASKS.own.values()}
+    assert all(len(axis) > 1 if isinstance(axis, tuple) else 0 < axis.low < axis.high for axis in spec.search.values())
 
 
 def test_words_become_values_of_the_option_type():
@@ -257,7 +262,7 @@ def by_family(monkeypatch):
     """Optimizers with other defaults on images."""
     values = {"muon": {"lr": 0.7, "rest.lr": 0.07}, "adamw": {"lr": 0.5}, "sgdm": {"momentum": 0.6}}
     for name, own in values.items():
-        monkeypatch.setitem(OPTIMIZERS, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
+        monkeypatch.setitem(OPTIMIZERS.own, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
 
 
 @pytest.mark.parametrize(
@@ -290,14 +295,6 @@ def test_defaults_by_family_are_shown(cli, by_family):
     assert "  vision                       lr 0.7, rest.lr 0.07" in cli("show", "muon").out
     assert "default 0.6" in cli("fit", "--task", "mnist", "--opt", "sgdm", "--help").out
     assert "default 0.6" not in cli("fit", "--task", "lm", "--opt", "sgdm", "--help").out
-
-
-def test_values_by_family_exist_and_are_of_families_that_tasks_have():
-    families = {spec.family for spec in TASKS.own.values()}
-    for spec in OPTIMIZERS.own.values():
-        assert spec.by_family.keys() <= families
-        for values in spec.by_family.values():
-            assert values.keys() <= all_optimizer_options(spec, {}).keys()
 
 
 if __name__ == "__main__":

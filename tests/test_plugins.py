@@ -270,7 +270,7 @@ def announce(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(
             "optimizers.plugins.entry_points", lambda group: EntryPoints(p for p in entries if p.group == group)
         )
-        return Registry("optimizer", "test.group", [OPTIMIZERS["sgd"]], OPTIMIZERS.make)
+        return Registry("test.group", [OPTIMIZERS["sgd"]], OPTIMIZERS.make)
 
     return announced
 
@@ -284,20 +284,6 @@ def test_packages_are_listed_without_being_imported(announce) -> None:
         registry["far"]
     with pytest.raises(KeyError):
         registry["nothing"]
-
-
-def test_a_name_that_is_taken_says_by_whom(announce) -> None:
-    registry = announce(
-        ("lion", "torch.optim:SGD", "zoo"), ("lion", "torch.optim:Adam", "ark"), ("sgd", "torch.optim:SGD", "copy")
-    )
-    with pytest.raises(
-        PluginError,
-        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or choose one:"
-        r" torch.optim:Adam or torch.optim:SGD",
-    ):
-        registry["lion"]
-    with pytest.raises(PluginError, match=r"'sgd' is taken by the suite and by copy 1.2"):
-        registry["sgd"]
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,7 @@ def show(name: str, *, store: Folders = None, progress: bool = True) -> Answer:
     Args:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
     """
+    from bench.commands import describe
     from bench.store.store import Store
     from bench.store.stores import Stores
     from optimizers import OPTIMIZERS
@@ -116,13 +117,9 @@ def show(name: str, *, store: Folders = None, progress: bool = True) -> Answer:
     from tasks import TASKS, TaskSpec
 
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
-        from bench.commands.describe import describe_optimizer, optimizer_json
-
-        return Answer(optimizer_json(OPTIMIZERS[name]), [describe_optimizer(OPTIMIZERS[name])])
+        return describe.optimizer(OPTIMIZERS[name])
     if name in TASKS:
-        from bench.commands.describe import describe_task, task_json
-
-        return Answer(task_json(TASKS[name]), [describe_task(TASKS[name])])
+        return describe.task(TASKS[name])
     if name in experiments():
         from bench.papers.experiments import load as load_experiment
 

@@ -116,7 +116,7 @@ def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[st
     for name, value in run.config["opt_options"].items():
         if isinstance(value, str) and ":" in value:  # the constructor may take a class by name, and import it
             raise UserError(f"its setting {name} {value!r} may name code, which is not imported from a store")
-    names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
+    names = allowed(recorded, named, f"run {run.run_id}")
     config = resolve({**settings_of(run.config), **names, **places}, recorded=True)
     if config.run_id != run.run_id:
         raise UserError("its task or optimizer has a different version here")

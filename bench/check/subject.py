@@ -20,7 +20,6 @@ from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.adapters import adapted
 from optimizers.groups import split_rest
 from optimizers.hybrid import takes_names
-from optimizers.plugins import Origin, provenance
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
@@ -186,7 +185,7 @@ def spec_of(target: Any) -> OptimizerSpec:
     if not isinstance(target, type):
         raise UserError(f"{target!r} is no optimizer: give a class, a functools.partial of one, a spec or a name")
     place = f"{target.__module__}:{target.__qualname__}"
-    spec = OPTIMIZERS.make(target.__name__, target, Origin(place, provenance(place)))
+    spec = OPTIMIZERS.make(target.__name__, target, place)
     spec = replace(spec, target=target)  # a class inside a function has no name to import
     spec.__dict__["cls"] = adapted(target)
     return spec

@@ -4,14 +4,19 @@ import inspect
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from bench.config.checks import task_errors
+from bench.config.options import task_values
 from bench.errors import UserError, check_known
 from bench.output import Answer
 from bench.process import as_options
-
-if TYPE_CHECKING:
-    from tasks import TaskSpec
+from bench.results.render import shown
+from bench.results.table import Table
+from tasks import TASKS, TaskSpec
+from tasks.core.files import DataError, md5
+from tasks.core.tables import amount
+from tasks.language.sources import find, here
 
 
 class FileState(NamedTuple):
@@ -25,16 +30,8 @@ class FileState(NamedTuple):
 def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
     """The state of a task's files, after their preparation if `what` is `prepare`; exit code 1 if one is not usable.
 
-    Raises:
-        UserError: a name is unknown, or data cannot be fetched.
+    UserError if a name is unknown, or data cannot be fetched.
     """
-    from bench.config.checks import task_errors
-    from bench.config.options import task_values
-    from bench.results.render import shown
-    from bench.results.table import Table
-    from tasks import TASKS
-    from tasks.language.sources import here
-
     if task is None and (settings or what == "prepare"):
         raise UserError(f"bench data {what}: name a task with --task")
     check_known("task", [] if task is None else [task], TASKS)
@@ -63,20 +60,13 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     return Answer(answers, lines, code)
 
 
-def has_files(spec: "TaskSpec") -> bool:
+def has_files(spec: TaskSpec) -> bool:
     """Whether a task's data are files that the suite knows."""
     return bool(getattr(spec.data_cls, "SOURCES", None))
 
 
-def states(spec: "TaskSpec", root: Path, name: str | None = None) -> list[FileState]:
-    """The files in a folder of a task's data, of this data set or the default one.
-
-    Raises:
-        DataError: of the task's source, or a file cannot be read.
-    """
-    from tasks.core.files import DataError
-    from tasks.language.sources import find
-
+def states(spec: TaskSpec, root: Path, name: str | None = None) -> list[FileState]:
+    """The files in a folder of a task's data, of this data set or the default one; DataError if one cannot be read."""
     source = find(spec.data_cls.SOURCES, root, name)
     several = {split: [place] if isinstance(place, Path) else place for split, place in source.files(root).items()}
     try:
@@ -87,9 +77,6 @@ def states(spec: "TaskSpec", root: Path, name: str | None = None) -> list[FileSt
 
 def _state(source: Any, name: str, path: Path, is_alone: bool) -> FileState:
     """The state of a file; one that is not alone is a shard, whose official size is not known."""
-    from tasks.core.files import DataError, md5
-    from tasks.core.tables import amount
-
     if not path.is_file():
         return FileState(path, "missing")
     unit = "rows" if path.suffix == ".parquet" else "bytes"

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.config.options import Option, all_optimizer_options, optimizer_options, stored, task_options
+from bench.output import Answer
 from bench.terminal import row, wrapped_lines
 from bench.text import options_text, word_of
 from optimizers import LogUniform, OptimizerSpec
@@ -13,76 +14,69 @@ from tasks import TaskSpec
 from tasks.core.quantities import HEADS, OBSERVED
 
 _FACTS = (
-    "title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
+    "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size", "precision",
     "family", "source", "measure_every",
 )  # fmt: skip
 
 
-def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
-    """Formula, source, hyperparameters and search space of an optimizer, for strict JSON."""
-    facts = {"name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source}
-    facts |= {"class": spec.target, "traits": spec.traits.named(), "options": _options(optimizer_options(spec))}
-    search = {name: asdict(axis) if isinstance(axis, LogUniform) else list(axis) for name, axis in spec.search.items()}
-    return {"kind": "optimizer", **facts, "search": search, "by_family": spec.by_family}
-
-
-def describe_optimizer(spec: OptimizerSpec) -> str:
-    """The same as text."""
+def optimizer(spec: OptimizerSpec) -> Answer:
+    """The rule, the options, the defaults and the search space of an optimizer."""
+    facts = {"rule": spec.formula, "source": spec.source, "class": spec.target, "traits": spec.traits.named()}
+    search, texts = dict[str, Any](), dict[str, str]()
+    for name, axis in spec.search.items():
+        if isinstance(axis, LogUniform):
+            search[name], texts[f"--opt.{name}"] = asdict(axis), f"log-uniform in [{axis.low:g}, {axis.high:g}]"
+        else:
+            search[name], texts[f"--opt.{name}"] = list(axis), f"one of {', '.join(map(word_of, axis))}"
     lines = [
         f"{spec.name} (version {spec.version})",
-        *_facts(optimizer_json(spec), "rule", "source", "class", "traits"),
+        *_facts(facts),
+        "",
+        "hyperparameters:",
+        *hyperparameter_rows(spec),
     ]
-    lines += ["", "hyperparameters:", *hyperparameter_rows(spec)]
-    lines += ["", "defaults by family of tasks:"] if spec.by_family else []
-    lines += [line for family, values in spec.by_family.items() for line in row(family, options_text(values))]
-    lines += ["", "search space:"]
-    for name, axis in spec.search.items():
-        is_range = isinstance(axis, LogUniform)
-        text = (
-            f"log-uniform in [{axis.low:g}, {axis.high:g}]" if is_range else f"one of {', '.join(map(word_of, axis))}"
-        )
-        lines += row(f"--opt.{name}", text)
-    return "\n".join(lines)
+    if spec.by_family:
+        lines += ["", "defaults by family of tasks:", *_facts(spec.by_family)]
+    options = _options(optimizer_options(spec))
+    about = {"kind": "optimizer", "name": spec.name, "version": spec.version, **facts}
+    data = about | {"options": options, "search": search, "by_family": spec.by_family}
+    return Answer(data, [*lines, "", "search space:", *_rows(texts)])
 
 
-def task_json(spec: TaskSpec) -> dict[str, Any]:
-    """Model, metric, target, budget and options of a task, for strict JSON."""
-    facts = {name: getattr(spec, name) for name in _FACTS}
-    return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
-
-
-def describe_task(spec: TaskSpec) -> str:
-    """The same as text, with the measurements."""
-    lines = wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  ")
-    lines += [*_facts(task_json(spec), *_FACTS[2:]), ""]
+def task(spec: TaskSpec) -> Answer:
+    """The metric, the budget, the measurements and the options of a task."""
+    facts, options = {name: getattr(spec, name) for name in _FACTS}, task_options(spec)
+    about = {"kind": "task", "name": spec.own_name or spec.name, "title": spec.title, "version": spec.version}
+    lines = wrapped_lines(f"{about['name']} (version {spec.version}): {spec.title}", "", "  ")
+    lines += [*_facts(facts), ""]
     if spec.measure_every:
-        lines += [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""]
+        meanings = dict[str, list[str]]()  # the names of a meaning that several share
+        for name, text in stored("measurements").get(str(spec.module), {}).items():
+            meanings.setdefault(text.rstrip("."), []).append(name)
+        measured = {", ".join(names): text for text, names in meanings.items()}
+        lines += [f"measured every {spec.measure_every} steps:", *_rows(measured), ""]
     if spec.family in OBSERVED:
         lines += wrapped_lines("measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD):")
-        lines += [*(line for name, text in HEADS.items() for line in row(name, text)), ""]
-    return "\n".join([*lines, "options:", *rows("task", task_options(spec))])
+        lines += [*_rows(HEADS), ""]
+    return Answer(about | facts | {"options": _options(options)}, [*lines, "options:", *rows("task", options)])
 
 
 def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
     return {name: {"type": o.type_name, "default": o.default_text, "help": o.help} for name, o in options.items()}
 
 
-def _facts(facts: Mapping[str, Any], *names: str) -> list[str]:
-    """Facts of these names; none that is empty."""
-    lines = list[str]()
-    for name in (name for name in names if facts[name] not in (None, "", [], False)):
-        value = facts[name]
-        text = options_text(value) if isinstance(value, Mapping) else word_of(value)
-        lines += row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else text)
-    return lines
+def _facts(facts: Mapping[str, Any]) -> list[str]:
+    """The facts that are not empty."""
+    texts = dict[str, str]()
+    for name, value in facts.items():
+        if value not in (None, "", [], False):
+            text = options_text(value) if isinstance(value, Mapping) else word_of(value)
+            texts[name.replace("_", " ")] = ", ".join(value) if isinstance(value, list) else text
+    return _rows(texts)
 
 
-def _measurements(spec: TaskSpec) -> list[str]:
-    """The measurements of a task of the suite, with their description."""
-    names = dict[str, list[str]]()
-    for name, text in stored("measurements").get(str(spec.module), {}).items():
-        names.setdefault(text.rstrip("."), []).append(name)
-    return [line for text, group in names.items() for line in row(", ".join(group), text)]
+def _rows(texts: Mapping[str, str]) -> list[str]:
+    return [line for name, text in texts.items() for line in row(name, text)]
 
 
 def hyperparameter_rows(spec: OptimizerSpec) -> list[str]:

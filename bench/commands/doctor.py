@@ -9,29 +9,28 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from bench import __version__
+from bench.commands.data import has_files, states
 from bench.errors import first_line
 from bench.machine import cpu_name
 from bench.output import Answer
 from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
+from bench.store.files import existing
+from bench.store.store import Store
 from bench.text import counted
-
-if TYPE_CHECKING:
-    from tasks import TaskSpec
+from tasks import TASKS, TaskSpec
+from tasks.core.files import DataError
 
 LIBRARIES = (
     "torch", "torchvision", "lightning", "timm", "torchmetrics", "transformers", "optuna", "pyarrow", "duckdb",
     "altair", "distributed",
 )  # fmt: skip
 DRIVER = Path("/proc/driver/nvidia/gpus")
-_FIX = (
-    "install a torch for the CUDA version that nvidia-smi shows (torch 2.10.0 is the last for a V100),"
-    " or use --device cpu"
-)
+_FIX = "install a torch for the CUDA version of nvidia-smi (torch 2.10.0 is the last for a V100), or use --device cpu"
 
 
 class Diagnosis(NamedTuple):
@@ -45,17 +44,14 @@ class Diagnosis(NamedTuple):
 def doctor(data: Path, store: Path, *, named: bool = False) -> Answer:
     """A line for each diagnosis; exit code 1 if something will not work. A `named` folder of data must exist."""
     diagnoses = list[Diagnosis]()
-    sections = {
-        "software": software_diagnoses(),
-        "devices": device_diagnoses(),
-        "data": data_diagnoses(data, named),
-        "store": store_diagnoses(store),
-    }
-    for subject, section in sections.items():
+    if named and not data.is_dir():
+        diagnoses.append(Diagnosis("FAIL", "data", f"--data {data}: there is no such folder"))
+    of_tasks = (data_diagnosis(spec, data) for spec in TASKS.values() if has_files(spec))
+    for section in (software_diagnoses(), device_diagnoses(), of_tasks, store_diagnoses(store)):
         try:
             diagnoses += section
         except Exception as error:
-            diagnoses.append(Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); please report this"))
+            diagnoses.append(Diagnosis("FAIL", "doctor", f"check failed ({first_line(error)}); please report this"))
     works = all(diagnosis.level != "FAIL" for diagnosis in diagnoses)
     columns = (Column("level"), Column("subject"), Column("text", wraps=True))
     value = {"ok": works, "diagnoses": [diagnosis._asdict() for diagnosis in diagnoses]}
@@ -101,21 +97,8 @@ def device_diagnoses() -> Iterator[Diagnosis]:
             yield Diagnosis("FAIL", f"cuda:{i}", f"{what}: it does not work ({first_line(error)}); {_FIX}")
 
 
-def data_diagnoses(data: Path, named: bool) -> Iterator[Diagnosis]:
-    """Which datasets exist, for all tasks whose data are files."""
-    from bench.commands.data import has_files
-    from tasks import TASKS
-
-    if named and not data.is_dir():
-        yield Diagnosis("FAIL", "data", f"--data {data}: there is no such folder")
-    yield from (data_diagnosis(spec, data) for spec in TASKS.values() if has_files(spec))
-
-
-def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
+def data_diagnosis(spec: TaskSpec, data: Path) -> Diagnosis:
     """Whether the files of a task exist, can be read, and are complete and undamaged."""
-    from bench.commands.data import states
-    from tasks.core.files import DataError
-
     try:
         files = states(spec, data)
     except DataError as error:
@@ -129,9 +112,6 @@ def data_diagnosis(spec: "TaskSpec", data: Path) -> Diagnosis:
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
     """Whether the store is writable and has locks, and its contents."""
-    from bench.store.files import existing
-    from bench.store.store import Store
-
     place = existing(store)
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # permissions say too little on network disks

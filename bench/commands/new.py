@@ -9,24 +9,15 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.output import Answer
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def new(kind: str, name: str, folder: Path) -> Answer:
-    """Write the package, and say how to install it.
-
-    Raises:
-        UserError: the name is illegal or taken, or the folder cannot be written.
-    """
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
-
-    words = {
-        "name": name,
-        "cls": "".join(part.capitalize() for part in name.split("_")),
-        "dist": name.replace("_", "-"),
-    }
+    """Write the package, and say how to install it; UserError if the name or the folder cannot be used."""
+    words = {"name": name, "cls": name.title().replace("_", ""), "dist": name.replace("_", "-")}
     registry, why = OPTIMIZERS if kind == "optimizer" else TASKS, ""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or {name, words["cls"]} & {*keyword.kwlist}:
         why = "cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"

@@ -56,10 +56,7 @@ def check_early(config: RunConfig) -> None:
         (is_fp16 and is_fsdp, "--precision 16-mixed: ranks of fsdp would not agree on overflows; use bf16-mixed"),
         (is_fp16 and again, f"--precision 16-mixed: {twice}, which a gradient scaler does not support; use bf16-mixed"),
         (compiles and graph, f"--trainer.compile step: {curved}, which a compiled program cannot; leave it out"),
-        (
-            compiles and is_apart,
-            "--trainer.compile step: it was tried on one device only, without a strategy; leave it out",
-        ),
+        (compiles and is_apart, "--trainer.compile step: it was tried on one device without a strategy; leave it out"),
         (graph and clips, f"--trainer.gradient_clip_val: {curved}, and clipping would change them"),
     ]
     for is_wrong, message in faults:
@@ -92,11 +89,7 @@ def check_engine(engine: str, configs: Iterable[RunConfig]) -> None:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a configuration that cannot run, or that would not run as specified.
-
-    Raises:
-        UserError: with the value at fault and what to do.
-    """
+    """Refuse a configuration that cannot run, or that would not run as specified (UserError)."""
     check_early(config)
     with doing("importing torch"):
         import torch  # noqa: F401

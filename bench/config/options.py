@@ -19,32 +19,15 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UserError, unknown, unknown_setting
+from bench.errors import UserError, check_known, unknown_setting
 from bench.text import options_text, why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
 
 STORED = Path(__file__).with_name("options.json")
-"""Options of the suite's own classes, by `module:Class`; `python -m tests.test_options` writes it."""
+"""Data of this module, by section (`stored`); `python -m tests.test_options` writes all but the glossary."""
 
-# Meaning of the arguments that torch's own optimizers share; a class's docstring takes precedence.
-GLOSSARY = {
-    "lr": "learning rate: step per unit of the update, in [0, inf)",
-    "momentum": "heavy-ball factor, in [0, 1]",
-    "dampening": "dampening of momentum, in [0, 1]",
-    "weight_decay": "strength of weight decay, in [0, inf)",
-    "nesterov": "Nesterov momentum",
-    "betas": "decay rates of the averages of gradient and squared gradient, each in [0, 1): --opt.betas 0.9,0.999",
-    "eps": "added to the denominator, in [0, inf)",
-    "amsgrad": "use the maximum of past second moments",
-    "maximize": "ascend instead of descend",
-    "foreach": "use torch's foreach kernels",
-    "fused": "use torch's fused kernel",
-    "capturable": "safe to capture in a CUDA graph",
-    "differentiable": "make the step differentiable by autograd",
-    "decoupled_weight_decay": "decay the weights directly, as AdamW does",
-}
 MISSING = "(required)"
 UNSET = "(not set)"
 """As a default: the option has no value unless given, and the constructor's default applies, or that of all roles."""
@@ -140,7 +123,9 @@ def _option(name: str, annotation: Any, default: Any, docs: Mapping[str, str]) -
     kind = _kind(annotation, default)
     if default != MISSING and (kind is Any or not isinstance(default, (*_SIMPLE, tuple, list))):
         default = UNSET  # cannot be written in a file of settings
-    return Option(name, kind | None if default is None else kind, default, docs.get(name, GLOSSARY.get(name, "")))
+    return Option(
+        name, kind | None if default is None else kind, default, docs.get(name, stored("glossary").get(name, ""))
+    )
 
 
 def _kind(annotation: Any, default: Any) -> Any:
@@ -166,7 +151,7 @@ def _is_plain(kind: Any) -> bool:
 
 @lru_cache
 def stored(section: str) -> dict[str, Any]:
-    """A section of `STORED`: `options`, or `measurements`, texts by name; both by class."""
+    """A section of `STORED`: `options` and `measurements` by class; `glossary` for arguments without a docstring."""
     return json.loads(STORED.read_text("utf-8"))[section]
 
 
@@ -225,10 +210,10 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     It must be one of the suite's own, without a rest itself: records name it too, and must not cause imports.
     """
     name = given.get(REST, spec.rest)
-    known = [known for known, other in OPTIMIZERS.own.items() if other.rest is None]
-    if not is_none(name) and name not in known:
-        raise unknown(f"--opt.{REST}", str(name), known)
-    return None if is_none(name) else str(name)
+    if is_none(name):
+        return None
+    check_known(f"--opt.{REST}", [str(name)], [known for known, other in OPTIMIZERS.own.items() if other.rest is None])
+    return str(name)
 
 
 def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from bench.config.options import (
     Option,
     all_optimizer_options,
-    hyperparameters_of,
     optimizer_values,
     parse_options,
     rest_of,
@@ -26,10 +25,8 @@ from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
 from bench.config.values import MOST_SEED, SEED_RANGE, place
 from bench.errors import UserError, check_known, unknown_setting
-from bench.machine import is_main_process
 from bench.text import plain
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
-from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
@@ -256,7 +253,7 @@ def resolve(
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
-        settings = tuned_for(task, opt, settings) | settings
+        settings = tuned_settings(task, opt, settings) | settings
     spec, method, of_run = TASKS[task], OPTIMIZERS[opt], model_options(RunConfig)
     options = {"task": task_options(spec), "trainer": model_options(), "": {name: of_run[name] for name in _TOP}}
     known = {name: [*names] for name, names in options.items()} | {"": [*_TOP, *_FOLDERS]}
@@ -284,7 +281,7 @@ def resolve(
         task_options=of_task,
         opt=opt,
         opt_options=optimizer_values(method.on(spec.family), groups["opt"]),
-        trainer=_without_idle(TrainerOptions(**trainer)),
+        trainer=_refuse_idle(TrainerOptions(**trainer)),
         **top,
     )
 
@@ -299,16 +296,6 @@ def _name(key: str, settings: dict[str, Any]) -> str:
     return str(name)
 
 
-def tuned_for(task: str, opt: str, settings: Mapping[str, Any], *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest."""
-    spec, tuned = OPTIMIZERS[opt], tuned_settings(task, opt, shipped=shipped)
-    given = hyperparameters_of(tuned | dict(settings))
-    if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):
-        return tuned
-    known = {f"opt.{name}" for name in all_optimizer_options(spec, given) if name.partition(".")[0] != REST}
-    return {name: value for name, value in tuned.items() if not name.startswith("opt.") or name in known}
-
-
 _NEEDS = {
     "floor": ("schedule", ("cosine", "linear", "inverse_sqrt", "wsd")),
     "decay": ("schedule", ("wsd",)),
@@ -317,19 +304,14 @@ _NEEDS = {
     "average_every": ("average", ("lawa",)),
 }
 """Options of training, and the values of another option with which they have an effect."""
-_NOTED = set[str]()
 
 
-def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
-    """The options with defaults for those without effect: else two ids would have the same result."""
+def _refuse_idle(trainer: TrainerOptions) -> TrainerOptions:
+    """Refuse options without effect: else two ids would have the same result."""
     for name, (key, kinds) in _NEEDS.items():
-        value, usual, kind = getattr(trainer, name), TrainerOptions.model_fields[name].default, getattr(trainer, key)
-        if kind not in kinds and value != usual:
-            note = f"bench: --trainer.{name} {value:g} is ignored: the {key} is {kind} and has no {name}"
-            if is_main_process() and note not in _NOTED:
-                print(note, file=sys.stderr)
-                _NOTED.add(note)
-            trainer = trainer.model_copy(update={name: usual})
+        value, kind = getattr(trainer, name), getattr(trainer, key)
+        if kind not in kinds and value != TrainerOptions.model_fields[name].default:
+            raise UserError(f"--trainer.{name} {value:g}: the {key} is {kind} and has no {name}; leave it out")
     most = 1 - trainer.warmup
     if trainer.schedule == "wsd" and trainer.decay > most:
         why = f"with a warm-up over {trainer.warmup:g} of the steps it can be at most {most:g}"
@@ -349,8 +331,7 @@ def decided(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` resolved on this machine; other devices are not checked."""
     if config.device != "auto":
         return config
-    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-    has_gpu = sys.platform != "linux" or any(map(os.path.exists, drivers))
+    has_gpu = sys.platform != "linux" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
     if has_gpu:  # else torch, which takes seconds to import, is not needed
         import torch
 
@@ -361,13 +342,13 @@ def decided(config: RunConfig) -> RunConfig:
 def on_device(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` resolved; UserError if the machine has too few such devices."""
     config = decided(config)
-    if config.device == "cpu":
-        return config
-    import torch
+    if config.device != "cpu":
+        import torch
 
-    count = torch.cuda.device_count() if config.device == "cuda" else int(torch.backends.mps.is_available())
-    if not count:
-        raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
-    if (wanted := config.trainer.devices) > count:
-        raise UserError(f"--trainer.devices {wanted}: this machine has {count} {config.device} devices")
+        count = torch.cuda.device_count() if config.device == "cuda" else int(torch.backends.mps.is_available())
+        if not count:
+            raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
+        if config.trainer.devices > count:
+            why = f"this machine has {count} {config.device} devices"
+            raise UserError(f"--trainer.devices {config.trainer.devices}: {why}")
     return config

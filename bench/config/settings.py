@@ -86,8 +86,7 @@ def _differing(settings: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
     """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
 
-    Raises:
-        UserError: a run has a seed that helped to choose its settings.
+    UserError if a run has a seed that helped to choose its settings.
     """
     pairs: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:

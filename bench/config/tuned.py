@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.config.values import configs_folder
 from bench.errors import UserError
 from bench.text import seeds_from_words
+from optimizers import OPTIMIZERS
+from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug
 
 
@@ -43,7 +46,14 @@ def origin_of(path: Path) -> tuple[TunedBy, list[int]]:
     return TunedBy(study or path.name, split or None), seeds_from_words(seeds or "")
 
 
-def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
-    """The tuned hyperparameters of a task and optimizer, from their `tuned_file`."""
-    settings = flatten_yaml(tuned_file(task, opt, shipped=shipped))
-    return {name: value for name, value in settings.items() if name.startswith("opt.")}
+def tuned_settings(
+    task: str, opt: str, given: Mapping[str, Any] = MappingProxyType({}), *, shipped: bool = False
+) -> dict[str, Any]:
+    """The tuned hyperparameters of a task and optimizer, from their `tuned_file`, in dotted form.
+
+    If the settings `given` name another method for the rest, those for the rest, and for its roles, are left out.
+    """
+    settings, rest = flatten_yaml(tuned_file(task, opt, shipped=shipped)), f"opt.{REST}"
+    usual = settings.get(rest, OPTIMIZERS[opt].rest)
+    lost = () if given.get(rest, usual) == usual else tuple(f"opt.{name}." for name in RESERVED - {"matrix"})
+    return {k: value for k, value in settings.items() if k.startswith("opt.") and not k.startswith(lost)}

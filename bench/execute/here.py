@@ -16,7 +16,7 @@ from bench.errors import RunBroke, RunBusy, first_line
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
 from bench.process import as_options, bench_command
-from bench.progress import RunInPlan, SweepProgress
+from bench.progress import Progress, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.memory import give_back, keep_freed_memory, ran_out
@@ -42,12 +42,12 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress) -> bool:
         gc.collect()  # here, where no traceback keeps the memory
         give_back()
         raise MemoryError(short)
-    config, shown = block.first, RunInPlan(progress)
+    config, shown = block.first, Progress(view=progress)
     try:
         if config.trainer.ranks > 1:
             result = _run_apart(config, stop)
         else:
-            result = run(config, progress=shown.bar, stop=stop, **about)
+            result = run(config, progress=shown.of, stop=stop, **about)
     except RunBroke:
         shown.end()
         raise

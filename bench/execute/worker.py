@@ -57,7 +57,7 @@ class Message:
     topic: str  # of the command's events
     token: str | None  # a file in the command's store; None if the worker is on the same machine
     folder: Path  # names of plug-ins may be relative to it
-    session: str  # `bench.config.plugins.packed`
+    session: bytes  # `bench.config.plugins.packed`
 
     @classmethod
     def of(cls, block: Block, topic: str, token: str | None) -> "Message":

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from bench.config.run_config import tuned_for
 from bench.config.strict_yaml import read_yaml
+from bench.config.tuned import tuned_settings
 from bench.config.values import experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms
@@ -195,5 +195,5 @@ def _with_tuned(common: Settings, arm: Settings) -> Settings:
         return arm
     arm = {name: value for name, value in arm.items() if name != "tuned"}
     given = common | arm
-    tuned = tuned_for(str(given.get("task")), str(given["opt"]), given, shipped=True)
+    tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
     return {name: value for name, value in tuned.items() if name not in given} | arm

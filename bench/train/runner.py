@@ -96,9 +96,7 @@ def run(
         if callable(progress):
             bar = progress(training.total_steps, label)
         else:
-            epoch = task.data.sizes["train"] // training.batch_size
-            epoch = epoch if epoch > 1 else None
-            bar = Progress(training.total_steps, label, epoch=epoch, enabled=progress and main)
+            bar = Progress(training.total_steps, label, enabled=progress and main)
         recorder = Recorder(
             result,
             writer,
