@@ -36,13 +36,12 @@ from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan, val_every
 from optimizers.plugins import bare
-from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.files import not_installed
 from tasks.core.order import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
-from tasks.core.training_step import TrainingPlan
+from tasks.core.training_step import CompileError, TrainingPlan
 
 WAITING = (
     "bench: waiting for all {} machines; start the same command on each, with NODE_RANK (0 on the first), MASTER_ADDR"
