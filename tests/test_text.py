@@ -333,10 +333,14 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = torch.save
-    with Path("/dev/full").open("wb") as full:
-        monkeypatch.setattr("tasks.core.cache.torch.save", lambda entry, _: save(entry, full))
-        with pytest.raises(OSError, match="No space left on device"):
-            MNLIData(root, **SMALL)
+
+    def save_there(entry: Any, _: Any) -> None:
+        with Path("/dev/full").open("wb") as full:
+            save(entry, full)
+
+    monkeypatch.setattr("tasks.core.cache.torch.save", save_there)
+    with pytest.raises(OSError, match="No space left on device"):
+        MNLIData(root, **SMALL)
 
 
 def changed(name: str, row: int, value: Any) -> Callable[[dict[str, Any]], None]:

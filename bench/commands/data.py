@@ -1,6 +1,5 @@
 """`bench data`: the state of the files of a task's data, and their preparation."""
 
-import inspect
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
         UserError: a name is unknown, or data cannot be fetched.
     """
     from bench.config.checks import task_errors
-    from bench.config.options import task_values
+    from bench.config.options import imported_options, task_values
     from bench.results.render import shown
     from bench.results.table import Table
     from tasks import TASKS
@@ -45,7 +44,7 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     values = task_values(specs[0], options) if task else {}
     with task_errors(values):
         if what == "prepare":  # build the data once, as a run would
-            names = inspect.signature(specs[0].data_cls.__init__).parameters
+            names = imported_options(specs[0].data_cls, 2)
             specs[0].data_cls(root, **{name: value for name, value in values.items() if name in names})
         chosen = options.get("dataset") or options.get("corpus")
         places = {spec.name: [chosen] if chosen else here(spec.data_cls.SOURCES, root) or [None] for spec in specs}
