@@ -7,18 +7,17 @@ from typing import Any
 
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
-from bench.text import clean, counted, word_of
+from bench.text import counted, word_of
 from optimizers.groups import REST
 from optimizers.plugins import bare
 
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
-    """The result in ten fields, and the specimen if the task has one; numbers are finite or null."""
+    """The result in ten fields; numbers are finite or null."""
     about = {"run_id": result.run_id, "task": result.config["task"], "opt": result.config["opt"]}
     values = {"final": result.final, "best": result.best, "steps": result.steps, "wall_s": round(result.wall_s, 3)}
     metric = {"status": result.status, "metric": f"{result.split}/{result.metric}"}
-    fields = about | metric | values | {"store": str(store)}
-    return fields if result.specimen is None else fields | {"specimen": result.specimen}
+    return about | metric | values | {"store": str(store)}
 
 
 def result_lines(result: RunResult, store: Path) -> list[str]:
@@ -36,8 +35,6 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s{with_rates}")
     parts.append(f"stored in {Store(store).place(result.run_id)}")
     lines = [", ".join(parts)]
-    if result.specimen is not None:
-        lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
     lines += [f"note: {result.reason}"] * bool(result.reason)
     lines += ["the same command continues it"] * (result.status in RESUMABLE)
     return [*lines, *(f"note: {remark}" for remark in remarks_on(result))]

@@ -177,7 +177,7 @@ TASKS = Registry(
         text_spec(
             name="squad",
             title="BERT fine-tuned on SQuAD: which words of a paragraph answer a question?",
-            module="tasks.language.spans:SpanExtractor",
+            module="tasks.language.squad:SpanExtractor",
             data="tasks.language.squad:SquadData",
             files="tasks.language.sources:SQUAD.require",
             metric="f1",

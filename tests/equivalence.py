@@ -140,6 +140,7 @@ def config_of(
     words = {f"opt.{name}": value for name, value in case.hyperparameters.items()}
     words |= {"trainer.gradient_clip_val": CLIP} if case.clip else {}
     words |= {"trainer.batch_size": 15} if case.odd else {}
+    words |= {"task.attention": case.attention} if case.attention != "standard" else {}
     words |= {
         "trainer.micro_batch_size": -(-share // case.micro_batches),
         "trainer.devices": devices,
@@ -147,7 +148,6 @@ def config_of(
     }
     words |= {
         "task": case.task,
-        "task.attention": case.attention,
         "opt": case.opt,
         "device": "cpu",
         "precision": precision,

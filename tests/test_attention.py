@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, vmap
 
-import tasks.core.composition
+import tasks.core.attention
 from tasks.core.attention import Kind, MultiHeadAttention, head_size, plain_attention, rotated
-from tasks.core.composition import Block, Composers, HeadComposition, composed_attention
-from tasks.core.dropout import use_batch_dropout
+from tasks.core.composition import Composers, HeadComposition, composed_attention
+from tasks.core.randomness import use_batch_dropout
 from tasks.vision.vit import ViTClassifier
 from tests.tiny import TinyImages
 
@@ -112,14 +112,12 @@ def test_outputs_equal_the_definition_pair_by_pair(kind: str, setting: str) -> N
 def test_results_do_not_depend_on_the_blocks(setting: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, grad = torch.randn(B, T, D), torch.randn(B, T, D)
     mask = torch.rand(B, 1, 1, T) < 0.8 if masked else None
-    whole = make(query_chunk=T, **SETTINGS[setting])
+    whole = make(**SETTINGS[setting])
     expected = gradients(whole, x, mask, grad)
-    for chunk, kept in ((5, 10**9), (T, 1), (5, 1)):
-        monkeypatch.setattr(tasks.core.composition, "_MOST_KEPT", kept)
-        whole.query_chunk = chunk
-        for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
+    monkeypatch.setattr(tasks.core.attention, "QUERY_CHUNK", 5)
+    for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
+        # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
 def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: Tensor) -> list[Tensor]:
@@ -145,7 +143,7 @@ def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
 
 
 @pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("options", [{"causal": True, "query_chunk": 3}, {"rotary": True}, {"window": 1}])
+@pytest.mark.parametrize("options", [{"causal": True}, {"rotary": True}, {"window": 1}])
 def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]) -> None:
     module = MultiHeadAttention(4, 2, kind="dcmha", **options)
     names, weights = zip(*module.named_parameters(), strict=True)
@@ -185,7 +183,7 @@ def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -
     composition = (gate * torch.eye(M)).expand(2, T, M, M) if side == "post_q" else by_key
     q, k, v = (torch.randn(2, M, T, 16).bfloat16() for _ in range(3))
     v = (v.abs() + 1).requires_grad_()
-    blocks = [Block(slice(0, T), slice(0, T))]
+    blocks = [(slice(0, T), slice(0, T))]
     plain, gated = (
         composed_attention(q, k, v, c, None, blocks) for c in (nothing, nothing._replace(**{side: composition}))
     )

@@ -15,7 +15,7 @@ from bench.errors import UserError
 from bench.store.record import RunResult
 from bench.train import runner
 from optimizers import OPTIMIZERS
-from tasks.core import compiled as module
+from tasks.core import training_step as module
 from tasks.core.randomness import BatchRandomness
 from tests import tiny, tiny_lm, tiny_text
 from tests.conftest import Cli

@@ -19,7 +19,7 @@ from bench.run_summary import result_lines
 from bench.train import runner
 from bench.train.training_plan import make_plan
 from tasks import DataError
-from tasks.core.dropout import BatchDropout, use_batch_dropout
+from tasks.core.randomness import BatchDropout, use_batch_dropout
 from tasks.language.bert import TextClassifier
 from tasks.language.labelled_text import TextBatch
 from tasks.language.tokenizer import named_folder

@@ -20,6 +20,7 @@ from tasks.language.labelled_text import MNLIData, SST2Data
 from tasks.vision.images import MNISTData
 from tasks.vision.sources import CIFAR10, ImageSource
 from tests.conftest import Cli
+from tests.tiny_lm import decoded
 
 SMALL: dict[str, Any] = {"scratch": True, "vocab": 120, "max_length": 24}
 WORDS = ("negative", "positive")
@@ -174,7 +175,7 @@ TEXT = "first line\nsecond líne\n" * 20
 def text_of(path: Path, content: bytes) -> dict[str, str]:
     path.write_bytes(content)
     data = CorpusData(path.parent, corpus=str(path), tokens="byte", length=4)
-    return {split: data.vocabulary.decode((ids.long() & 0xFFFF).tolist()) for split, ids in data._ids.items()}
+    return {split: decoded(data.vocabulary, (ids.long() & 0xFFFF).tolist()) for split, ids in data._ids.items()}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Language modelling: the stream and its rows, vocabularies, faulty files, the decoder, its sample text."""
+"""Language modelling: the stream and its rows, vocabularies, faulty files, the decoder."""
 
 import subprocess
 import sys
@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from bench.config.run_config import RunConfig, resolve
-from bench.store.store import Store
 from bench.train.runner import build, run
 from tasks import TASKS, DataError
 from tasks.language import corpus
@@ -26,8 +25,7 @@ from tasks.language.corpus import IGNORED, CorpusData
 from tasks.language.lm import LanguageModel
 from tasks.language.vocabulary import BYTES, Vocabulary, characters, read_vocabulary, train_byte_pairs
 from tests import tiny
-from tests.conftest import Cli
-from tests.tiny_lm import TinyCorpus, plain_logits
+from tests.tiny_lm import TinyCorpus, decoded, plain_logits
 
 pytestmark = pytest.mark.numeric
 
@@ -115,7 +113,7 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
         except DataError as error:  # a repetitive text: of one character, or one byte-pair token
             assume("longer text" not in str(error) and "one distinct character" not in str(error))
             raise
-    texts = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    texts = {split: decoded(data.vocabulary, ids) for split, ids in streams(data).items()}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     cut = len(text) * 9 // 10
     assert texts == {"train": text[:cut], "val": text[cut:]}
@@ -137,13 +135,12 @@ def test_rows_of_files_follow_one_another(root: Path) -> None:
         "60 of 1,801,350 rows of train.parquet; 30 of 3,760 rows of validation.parquet;"
         " 31 of 4,358 rows of test.parquet"
     )
-    write_rows(root / "lm1b" / "train.parquet", ["one two"] * 20)
-    write_rows(root / "lm1b" / "test.parquet", ["three"] * 5)
-    data = CorpusData(root, corpus="lm1b", length=3)
-    text = "one two\n" * 20
-    texts = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
-    assert texts == {"train": text[:144], "val": text[144:], "test": "three\n" * 5}
-    assert (data.report, data.sizes) == ("test", {"train": 48, "val": 5, "test": 10})
+    write_rows(root / "wiki_quac" / "train.parquet", ["one two"] * 20)
+    write_rows(root / "wiki_quac" / "validation.parquet", ["three"] * 5)
+    data = CorpusData(root, corpus="wiki_quac", length=3)
+    texts = {split: decoded(data.vocabulary, ids) for split, ids in streams(data).items()}
+    assert texts == {"train": "one two\n" * 20, "val": "three\n" * 5}
+    assert (data.report, data.sizes) == ("val", {"train": 53, "val": 10})
 
 
 def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
@@ -177,7 +174,7 @@ def test_a_vocabulary_is_unchanged_when_it_is_read_again(first: Vocabulary) -> N
     assert again.sizes.tolist() == first.sizes.tolist()
     ids = first.encode([TEXT[:30], TEXT[30:]])
     assert again.encode([TEXT[:30], TEXT[30:]]).tolist() == ids.tolist()
-    assert again.decode(ids.tolist()) == TEXT
+    assert decoded(again, ids.tolist()) == TEXT
     assert first.sizes[ids].sum() == len(TEXT.encode())
 
 
@@ -286,7 +283,7 @@ def test_perplexity_equals_a_reference_computation(
     settings = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
     result = run(settings, progress=False)
     task = trained(settings)
-    stream = torch.tensor(streams(task.corpus)["val"])
+    stream = torch.tensor(streams(task.data)["val"])
     nats = bytes_ = 0.0
     model = task.model.double().eval()
     starts = [min(i, len(stream) - 17) for i in range(0, len(stream) - 1, 16)]
@@ -296,7 +293,7 @@ def test_perplexity_equals_a_reference_computation(
         for t in range(max(0, done - start), 16):
             target = int(stream[start + t + 1])
             nats -= float(logits[t].log_softmax(0)[target])
-            bytes_ += len(task.corpus.vocabulary.decode([target]).encode())
+            bytes_ += len(decoded(task.data.vocabulary, [target]).encode())
             done += 1
     assert done == len(stream) - 1
     metrics = result.metrics["final"]
@@ -313,27 +310,6 @@ def trained(settings: RunConfig) -> LanguageModel:
     runner.make_trainer(settings, []).fit(task, runner.StepRanges(task, 1000, 4))
     assert isinstance(task, LanguageModel)
     return task
-
-
-def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
-    words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
-    words = ["--task", "lm", "--opt", "adamw", "--opt.lr", 0.01, "--trainer.max_steps", 40, "--data", root, *words]
-    answer = cli("fit", *words, "--device", "cpu")
-    assert answer.code == 0, answer.err
-    (result,) = Store(store).runs()
-    assert result.specimen is not None
-    assert result.specimen.startswith("T")
-    assert 240 <= len(result.specimen.encode()) < 250
-    assert set(result.specimen) <= set(TEXT)
-    shown = answer.out.partition("the trained model writes:\n")[2].splitlines()
-    assert "".join(line.removeprefix("  | ") for line in shown).startswith(
-        result.specimen.split("\n")[0].replace("\r", " ")
-    )
-    first = result.specimen
-    assert cli("fit", *words, "--device", "cpu", "--rerun").code == 0
-    assert Store(store).get(result.run_id).specimen == first
-    assert cli("fit", *words, "--device", "cpu", "--seed", 1).code == 0
-    assert len({stored.specimen for stored in Store(store).runs()}) == 2
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

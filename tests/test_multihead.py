@@ -118,8 +118,8 @@ def test_the_mixture_has_the_papers_sizes_and_its_constants() -> None:
 def test_tokens_are_means_of_labels_or_near_irrelevant_means(T: int, zeta: float, count: int) -> None:
     data = MixtureData(seed=1, n=400, T=T, zeta=zeta, d=12, M=3, S=2.0, nu_norm=1.5, sigma=0.1)
     tokens, signs, labels = data.batch("train", ALL)
-    assert data.relevant_NT is not None
-    relevant = data.relevant_NT.bool()
+    assert data.relevant is not None
+    relevant = data.relevant.bool()
     assert (relevant.sum(1) == count).all()
     assert ((relevant.sum(0) > 0) | (count == T)).all()  # at random places
     assert torch.equal(signs, 2.0 * labels - 1)
@@ -165,7 +165,7 @@ def test_bad_values_name_the_value_and_the_legal_range() -> None:
         (MixtureData, {"T": 1}, r"T=1 is out of range: .*\[2, inf\)"),
         (MixtureData, {"zeta": 0.04}, "zeta=0.04 is out of range: .*at least 1"),
         (MixtureData, {"S": 0.0}, r"S=0.0 is out of range: .*\(0, inf\)"),
-        (PlantedData, {"margin": 1e3, "n": 10}, "margin=1000.0 is out of range: fewer than 1 in 100 samples"),
+        (PlantedData, {"U_norm": 0.0}, r"U_norm=0.0 is out of range: .*\(0, inf\)"),
     ):
         with pytest.raises(ValueError, match=message):
             cls(**options)
@@ -195,8 +195,8 @@ def recomputed(task: MultiHeadClassifier) -> dict[str, float]:
                     output += u[t] @ (weights @ x) / sqrt(H)
                     if split == "train":
                         rows.append(-sum(p * log(p) for p in weights if p > 0))
-                        if task.data.relevant_NT is not None:
-                            relevant = task.data.relevant_NT[i].numpy() == 1
+                        if task.data.relevant is not None:
+                            relevant = task.data.relevant[i].numpy() == 1
                             on.append(weights[relevant].sum())
                             off.append(weights[~relevant].sum())
             margins.append(sign * output)

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks.core.dropout import BatchDropout
-from tasks.core.randomness import BatchRandomness, _key, exact_rate
+from tasks.core.randomness import BatchDropout, BatchRandomness, _key, exact_rate
 
 MANY = 1 << 25
 """So many bits that five standard deviations of a correlation are less than 1e-3."""

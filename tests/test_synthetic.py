@@ -17,9 +17,8 @@ from bench.store.store import Store
 from bench.train.runner import run
 from optimizers import NGD, PS
 from tasks import TASKS
-from tasks.theory.saturated import attended_mean
 from tasks.theory.synthetic import AttentionClassifier, FixedDecoderData, JointClassifier, MixtureTokenData
-from tasks.theory.token_classifier import TokenClassifier, TokenData, stacked_logits
+from tasks.theory.token_classifier import TokenClassifier, TokenData, attended_mean, stacked_logits
 from tests.stored import read_curve, read_tables
 
 pytestmark = pytest.mark.numeric
@@ -96,8 +95,8 @@ def test_the_infimum_has_all_attention_on_optimal_tokens() -> None:
     for recipe in ("equal_scores", "sphere"):
         data = FixedDecoderData(seed=0, recipe=recipe)
         for split in ("train", "test"):
-            tokens, _, optimal = data.splits[split]
-            scores = data.splits[split].signs[:, None] * (tokens @ data.decoder)
+            tokens, labels, optimal = data.splits[split][:3]
+            scores = (2 * labels - 1)[:, None] * (tokens @ data.direction)
             assert torch.equal(scores.argmax(dim=1), optimal)
             infimum = float(torch.log1p(torch.exp(-scores.max(dim=1).values)).mean())
             assert data.loss_offset[split] == pytest.approx(infimum, abs=1e-15)
@@ -119,7 +118,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
     """All measurements of the tasks of paper A, sample by sample in numpy."""
     W = task.head.W.detach().numpy()
-    u = (task.decoder.u.detach() if isinstance(task, JointClassifier) else data.decoder).numpy()
+    u = (task.decoder.u.detach() if isinstance(task, JointClassifier) else data.direction).numpy()
     W_mm = data.att_svm[0].numpy()
     values: dict[str, float] = {
         "norm_W": np.sqrt((W**2).sum()),
@@ -136,7 +135,7 @@ def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
     values |= {"on_optimal": on.mean(), "off_optimal": weights.sum() / len(x) - on.mean()}
     values["entropy"] = -(weights * np.log(weights)).sum(axis=1).mean()
     for split in ("train", "test"):
-        x, signs = data.splits[split].tokens.numpy(), data.splits[split].signs.numpy()
+        x, signs = data.splits[split].tokens.numpy(), 2 * data.splits[split].labels.numpy() - 1
         weights = softmax(np.einsum("ntd,de,ne->nt", x, W, x[:, 0]))
         margins = signs * np.einsum("nt,ntd,d->n", weights, x, u)
         values[f"{split}_error"] = (margins <= 0).mean()
@@ -192,11 +191,10 @@ def train(task: TokenClassifier, optimizer: torch.optim.Optimizer, steps: int) -
 
 def numpy_run(data: FixedDecoderData, steps: int, size: Callable[[float, float], float]) -> np.ndarray:
     """Gradient descent in numpy, softmax derivative as sum_s p_s (v_t - v_s); `size(excess, norm)` is the step."""
-    x, optimal, y = (
-        z.numpy() for z in (data.splits["train"].tokens, data.splits["train"].optimal, data.splits["train"].signs)
-    )
+    x, labels, optimal = (part.numpy() for part in data.splits["train"][:3])
+    y = 2 * labels - 1
     rows = np.arange(len(x))
-    scores = y[:, None] * (x @ data.decoder.numpy())
+    scores = y[:, None] * (x @ data.direction.numpy())
     best = scores[rows, optimal]
     W = np.zeros((x.shape[2], x.shape[2]))
     for _ in range(steps):

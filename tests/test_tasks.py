@@ -8,8 +8,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from tasks import TASKS, BatchRandomness
-from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder, split_hash, validation_rows
+from tasks.core.randomness import use_batch_dropout
 from tasks.vision.images import CIFAR10Data, MNISTData
 from tests.tiny import TinyImages
 

@@ -1,16 +1,19 @@
 """A generated stream of tokens and a tiny decoder on it: the task `tiny_lm`; and the decoder implemented again."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from tasks.language.corpus import CorpusData
 from tasks.language.lm import Decoder
-from tasks.language.vocabulary import characters
+from tasks.language.vocabulary import BYTES, Vocabulary, characters
 from tests.tiny import TINY
 
 ALPHABET = "abcdefghijkl"
@@ -56,6 +59,18 @@ TINY_LM = replace(
     lanes=True,
 )
 SIZES = {"task.layers": 2, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 12}
+
+
+def decoded(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
+    """The text of tokens."""
+    if vocabulary.text == BYTES.text:
+        return bytes(ids).decode(errors="replace")
+    content = json.loads(vocabulary.text)
+    return (
+        Tokenizer.from_str(vocabulary.text).decode([*ids])
+        if isinstance(content, dict)
+        else "".join(map(content.__getitem__, ids))
+    )
 
 
 def plain_logits(model: Decoder, ids: Tensor, heads: int = 2, window: int | None = None) -> Tensor:

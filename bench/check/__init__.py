@@ -89,9 +89,6 @@ def parametrize_with_checks(optimizers: Sequence[Any], *, reference: Any = None,
             `"module:Class"` or `"file.py:Class"`.
         reference: an optimizer, in any of these forms, whose steps theirs must equal. By default that of the spec.
         quick: as for `checks`.
-
-    Raises:
-        UserError: there is no such optimizer, or it lacks an argument.
     """
     import pytest
 

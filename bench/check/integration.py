@@ -73,9 +73,6 @@ def check_grad_scaler(optimizer: Subject) -> None:
         raise Fault("after a skipped step, weights are not finite")
 
 
-# ---- Two processes that share a batch --------------------------------------------------------------------------------
-
-
 class _Shared(Attention):
     """The attention head on two ranks with different samples, which average gradients and losses."""
 
@@ -168,9 +165,6 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
     except BaseException as error:
         (folder / "error").write_text(f"on rank {rank}: {described(error)}")
     os._exit(code)
-
-
-# ---- Runs of the suite -----------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -142,9 +142,6 @@ def report_on(
     `only` names checks (default: all), `quick` leaves out those that start processes and trainings; `options` are
     values or words of the command line; `reference` is an optimizer whose steps must be equal; `limit` is in seconds
     for a check, more on a crowded machine; `show` is called with `2/28` and each verdict as it comes.
-
-    Raises:
-        UserError: there is no such optimizer, task or check, or it cannot be loaded.
     """
     check_known(kind, [name], TASKS if kind == "task" else OPTIMIZERS)
     known = catalogue(kind)
@@ -206,9 +203,6 @@ def _line(process: "subprocess.Popen[bytes]", stdout: IO[bytes], end: float) -> 
         if time.monotonic() > end:
             return None
     return stdout.readline()
-
-
-# ---- In the other process --------------------------------------------------------------------------------------------
 
 
 def work() -> None:

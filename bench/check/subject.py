@@ -30,15 +30,8 @@ class Subject:
     """The checked optimizer, in any of the forms that `bench.check.parametrize_with_checks` takes.
 
     Hyperparameters are `given` as words or values; those of the method for the rest are left out. `reference` is an
-    optimizer (default: that of the spec).
-
-    Attributes:
-        arguments: of its constructor. Caps on the step are lifted unless given: they would hide the loss and the norm.
-        hparams: all of the constructor's arguments by name.
-        matrices: whether it takes only matrices, and is checked on them.
-
-    Raises:
-        UserError: there is no such optimizer; or an option is unknown, has the wrong type, or is missing.
+    optimizer (default: that of the spec). `arguments` are those given to the constructor, `hparams` all that it takes.
+    Caps on the step are lifted unless given: they would hide the loss and the norm. `matrices`: it takes only matrices.
     """
 
     def __init__(self, target: Any, given: Mapping[str, Any] | None = None, reference: Any = None) -> None:

@@ -22,7 +22,7 @@ from bench.lanes.runs import make_lanes
 from bench.train.runner import build, make_trainer, quiet
 from optimizers.groups import ROLES
 from tasks import TASKS
-from tasks.core.dropout import BatchDropout
+from tasks.core.randomness import BatchDropout
 
 STEPS = 6
 _BATCH = 13  # cut into micro-batches of 4, 4 and 5
@@ -45,11 +45,7 @@ class Run(NamedTuple):
 
 
 class TaskSubject:
-    """The checked task with its options, trained on the CPU in float64, by default by `sgdm`.
-
-    Raises:
-        UserError: there is no such task or option, or data are missing.
-    """
+    """The checked task with its options, trained on the CPU in float64, by default by `sgdm`."""
 
     def __init__(
         self, name: str, given: Mapping[str, Any], data: Path | None = None, by: Mapping[str, Any] = _TRAINED

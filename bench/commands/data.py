@@ -1,13 +1,12 @@
 """`bench data`: the state of the files of a task's data, and their preparation."""
 
-import inspect
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.config.checks import task_errors
-from bench.config.options import task_values
+from bench.config.options import imported_options, task_values
 from bench.errors import UserError, check_known
 from bench.output import Answer
 from bench.process import as_options
@@ -42,7 +41,7 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
     values = task_values(specs[0], options) if task else {}
     with task_errors(values):
         if what == "prepare":  # build the data once, as a run would
-            names = inspect.signature(specs[0].data_cls.__init__).parameters
+            names = imported_options(specs[0].data_cls, 2)
             specs[0].data_cls(root, **{name: value for name, value in values.items() if name in names})
         chosen = options.get("dataset") or options.get("corpus")
         places = {spec.name: [chosen] if chosen else here(spec.data_cls.SOURCES, root) or [None] for spec in specs}

@@ -260,6 +260,8 @@ def resolve(
     groups: dict[str, dict[str, Any]] = {"": {}, "task": {}, "opt": {}, "trainer": {}}
     for key, value in sorted(settings.items()):
         group, name = key.split(".", 1) if "." in key else ("", key)
+        if recorded and group == "task" and name not in known["task"]:
+            continue  # an option that the task no longer has
         if group not in groups or name not in known.get(group, [name]):
             known |= {"opt": [*all_optimizer_options(method, {})]}
             names = [f"--{group}.{name}".replace("--.", "--") for group, names in known.items() for name in names]

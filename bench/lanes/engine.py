@@ -23,9 +23,9 @@ from bench.lanes.optimizers import OneByOne, Together, Weights, beside, have_pur
 from bench.lanes.replay import Replay
 from bench.lanes.scores import Scores, without_warning
 from tasks.core.averaging import Average
-from tasks.core.dropout import use_batch_dropout
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
+from tasks.core.randomness import use_batch_dropout
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome, TrainingPlan
 

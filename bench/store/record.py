@@ -107,7 +107,7 @@ class RunResult:
     tuned_by: str | None = None  # the study of its hyperparameters (`--tuned`)
     tuned_on: str | None = None  # the selection split of that study, if known
     thinned: bool = False  # whether the curve has fewer rows than the run has steps
-    specimen: str | None = None  # a sample of the trained model's output (`Task.specimen`); lanes have none
+    specimen: str | None = None  # a text that the model wrote, in runs of earlier versions
     task_name: Name | Literal[""] = ""  # the name in the spec of a task given as `file.py:SPEC`
     begun: Moment | Literal[""] = ""  # start of training, in UTC, also of one that was resumed; empty if unknown
     # First purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for one alone.

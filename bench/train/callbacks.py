@@ -164,7 +164,6 @@ class Recorder(Watcher):
         if result.status in ("killed", "running"):
             return
         self.watch.close()
-        switch = True
         with self.aside():
             if result.status != "diverged":
                 self._report("final", pl_module)
@@ -176,11 +175,7 @@ class Recorder(Watcher):
                     result.best, result.metrics["best"] = result.final, result.metrics["final"]
                 else:
                     pl_module.load_best_weights()
-                    switch = False
                     self._report("best", pl_module)
-            if result.best is not None:
-                with torch.no_grad(), pl_module.in_eval_mode(switch=switch):
-                    result.specimen = pl_module.specimen()
         self._clock()
 
     # -- records and decisions ------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """run(config): from a resolved configuration to a stored result. The only place that builds a Trainer."""
 
-import inspect
 import logging
 import os
 import platform
@@ -21,6 +20,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from bench import __version__, process
 from bench.config import settings
 from bench.config.checks import check, task_errors
+from bench.config.options import imported_options
 from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, described, was_interrupted
@@ -36,13 +36,12 @@ from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan, val_every
 from optimizers.plugins import bare
-from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.files import not_installed
 from tasks.core.order import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
-from tasks.core.training_step import TrainingPlan
+from tasks.core.training_step import CompileError, TrainingPlan
 
 WAITING = (
     "bench: waiting for all {} machines; start the same command on each, with NODE_RANK (0 on the first), MASTER_ADDR"
@@ -147,7 +146,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Traini
     options, seed = dict(config.task_options), derive_seed(config.seed, "init")
     torch.manual_seed(seed)
     with task_errors(config.task_options):
-        of_data, of_module = (inspect.signature(cls.__init__).parameters for cls in (spec.data_cls, spec.module_cls))
+        of_data, of_module = imported_options(spec.data_cls, 2), imported_options(spec.module_cls)
         process.ready()  # all is imported, and nothing is built yet
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both

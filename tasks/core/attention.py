@@ -1,8 +1,7 @@
-"""Multi-head attention as a factor of the benchmark: one implementation of each kind, for all models of the suite.
+"""Multi-head attention as a factor of the benchmark: one implementation of each kind.
 
-- `standard`: heads of size width / num_heads (Vaswani et al., NeurIPS 2017).
-- `fixed_head`: heads of any size (Bhojanapalli et al., ICML 2020, "paper C").
-- `dcmha`: heads that are composed for each pair of tokens (Xiao et al., ICML 2024, "paper D").
+Heads are `standard`, of size width / num_heads (Vaswani et al., NeurIPS 2017); `fixed_head`, of any size (Bhojanapalli
+et al., ICML 2020, "paper C"); or `dcmha`, composed for each pair of tokens (Xiao et al., ICML 2024, "paper D").
 
 Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 """
@@ -20,6 +19,7 @@ from tasks.core.composition import Block, HeadComposition, Parts, composed_atten
 
 Kind = Literal["standard", "fixed_head", "dcmha"]
 _ROTARY_BASE = 10_000
+QUERY_CHUNK = 64  # queries whose heads `dcmha` composes at a time; it changes memory and time, not results
 
 
 class Maps(NamedTuple):
@@ -42,13 +42,12 @@ class MultiHeadAttention(nn.Module):
         num_heads: H, at least 1.
         head_dim: K, at least 1. None for width / num_heads; `fixed_head` needs a number.
         kind: `standard`, `fixed_head` or `dcmha`.
-        bias: whether `qkv` and `proj` have a bias.
+        bias: of `qkv` and `proj`.
         causal: tokens do not attend to later tokens.
         window: tokens attend to at most this many tokens on each side, and to themselves; None for all.
         rotary: queries and keys are rotated by their position (`rotated`); K must be even.
         dropout: rate in [0, 1) on attention weights.
         proj_dropout: rate in [0, 1) on the output.
-        query_chunk: number of queries whose heads `dcmha` composes at a time; it changes memory and time, not results.
         composition: the parts of the composition of `dcmha`, as for `HeadComposition`.
     """
 
@@ -65,18 +64,17 @@ class MultiHeadAttention(nn.Module):
         rotary: bool = False,
         dropout: float = 0.0,
         proj_dropout: float = 0.0,
-        query_chunk: int = 64,
         composition: Parts = "all",
     ) -> None:
         super().__init__()
         head_dim = head_size(kind, width, num_heads, head_dim)
-        check_counts(window=window, query_chunk=query_chunk)
+        check_counts(window=window)
         if rotary and head_dim % 2:
             raise ValueError(
                 f"head_dim={head_dim} is odd, but rotary embeddings need pairs of features; use an even one"
             )
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk
+        self.causal, self.window, self.rotary = causal, window, rotary
         # Names and order follow timm's attention, so initial values and checkpoints do too.
         self.qkv = nn.Linear(width, 3 * num_heads * head_dim, bias=bias)
         self.attn_drop = nn.Dropout(dropout)
@@ -109,7 +107,7 @@ class MultiHeadAttention(nn.Module):
             seen = visible(T, self.causal, self.window, mask, x_BTD.device)
             drop = self.attn_drop
             keep = drop(x_BTD.new_ones(B, self.num_heads, T, T)) if drop.p and drop.training else None
-            blocks = query_blocks(T, self.query_chunk, self.causal, self.window)
+            blocks = query_blocks(T, QUERY_CHUNK, self.causal, self.window)
             out_BHTK = composed_attention(q_BHTK, k_BHTK, v_BHTK, self.composition(x_BTD), seen, blocks, keep)
         return self.proj_drop(self.proj(out_BHTK.transpose(1, 2).reshape(B, T, -1)))
 
@@ -232,13 +230,13 @@ def visible(length: int, causal: bool, window: int | None, mask: Tensor | None, 
 
 
 def query_blocks(length: int, size: int, causal: bool, window: int | None) -> list[Block]:
-    """Blocks of `size` queries, each with the range of keys that they can see."""
+    """All queries in blocks of this size."""
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
         first = 0 if window is None else max(0, start - window)
         last = stop if causal else length if window is None else min(length, stop + window)
-        blocks.append(Block(slice(start, stop), slice(first, last)))
+        blocks.append((slice(start, stop), slice(first, last)))
     return blocks
 
 

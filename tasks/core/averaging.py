@@ -18,29 +18,22 @@ Kind = Literal["ema", "lawa"]
 class Averaging:
     """The evaluated average of the weights w after each step.
 
-     - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
-       Ba, arXiv 1412.6980, section 7.2);
-     - `lawa`: the mean of the latest k snapshots, taken every n steps, and w before the first one (Kaddour, arXiv
-       2209.14981; Sanyal et al., arXiv 2306.03241).
-
-    Attributes:
-        kind: the formula.
-        decay: d of `ema`, in (0, 1).
-        window: k of `lawa`, at least 2.
-        every: n of `lawa`, at least 1.
+    - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
+      Ba, arXiv 1412.6980, section 7.2);
+    - `lawa`: the mean of the latest k snapshots, taken every n steps, and w before the first one (Kaddour, arXiv
+      2209.14981; Sanyal et al., arXiv 2306.03241).
     """
 
     kind: Kind
-    decay: float = 0.999
-    window: int = 5
-    every: int = 1
+    decay: float = 0.999  # d of `ema`, in (0, 1)
+    window: int = 5  # k of `lawa`, at least 2
+    every: int = 1  # n of `lawa`, at least 1
 
 
 class Average:
     """A running elementwise average of lists of tensors, for the weights of one run or of many at once.
 
-    It keeps one copy of the weights for `ema`, in float32 at least, and up to k for `lawa`, in the weights' own type;
-    their mean is taken in float32 at least. A model's buffers are not averaged.
+    It keeps one copy of the weights for `ema`, and up to k for `lawa`. A model's buffers are not averaged.
     """
 
     def __init__(self, how: Averaging) -> None:

@@ -2,23 +2,20 @@
 
 import errno
 import fcntl
-import hashlib
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tasks.core.files import DataError
+from tasks.core.files import DataError, digest_of
 
 Entry = tuple[Mapping[str, NDArray[Any]], dict[str, Any]]
 
-FORMAT = 4  # incremented when the content or format of the cache changes
+FORMAT = 5  # incremented when the content or format of the cache changes
 
 
 def cache_folder() -> Path:
@@ -33,39 +30,27 @@ def cached(digest: str, meaning: Any, make: Callable[[], Entry]) -> Entry:
     They depend on the text and on the plain values of `meaning`. The arrays are memory-mapped, private to the process.
     Several processes may request an entry at once.
     """
-    folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
-    with _alone(folder):
-        entry = _load(folder)
+    path = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}.pt"
+    with _alone(path):
+        entry = _load(path)
         if entry is None:
-            _save(folder, *make())
-            entry = _load(folder)
+            arrays, values = make()
+            temporary = path.with_suffix(".tmp")
+            with temporary.open("wb") as file:
+                torch.save(({name: torch.from_numpy(array) for name, array in arrays.items()}, values), file)
+            temporary.replace(path)
+            entry = _load(path)
             assert entry is not None
         return entry
 
 
-def _load(folder: Path) -> Entry | None:
-    """The entry that `_save` wrote; None if missing or damaged."""
+def _load(path: Path) -> Entry | None:
+    """The entry in a file; None if missing or damaged."""
     try:
-        record = json.loads((folder / "record.json").read_text("utf-8"))
-        return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in record.pop("arrays")}, record
-    except (OSError, ValueError, EOFError):
+        tensors, values = torch.load(path, mmap=True, weights_only=True)
+        return {name: tensor.numpy() for name, tensor in tensors.items()}, values
+    except Exception:  # torch raises nothing more specific
         return None
-
-
-def _save(folder: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
-    """Write the entry atomically."""
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    for old in (temporary, folder):  # left by a killed process; damaged
-        shutil.rmtree(old, ignore_errors=True)
-    temporary.mkdir()
-    for name, array in arrays.items():
-        try:
-            np.save(temporary / f"{name}.npy", array)
-        except OSError as error:  # numpy reports only how much it wrote
-            number = error.errno or errno.ENOSPC
-            raise OSError(number, error.strerror or os.strerror(number), str(temporary)) from None
-    (temporary / "record.json").write_text(json.dumps({**record, "arrays": [*arrays]}), "utf-8")
-    temporary.replace(folder)
 
 
 @contextmanager
@@ -81,8 +66,3 @@ def _alone(path: Path) -> Iterator[None]:
             raise  # the caller reports a full disk
         why = f"cannot write the cache {path.parent} ({error.strerror})"
         raise DataError(f"{why}; name another folder with BENCH_CACHE") from None
-
-
-def digest_of(*parts: Any) -> str:
-    """SHA-256 of plain values, as 64 hex digits."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -8,36 +8,27 @@ Dimensions: B rows, T queries, S keys, D width, M heads, K head size, R rank.
 """
 
 from math import sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.functional import gelu
-from torch.utils.checkpoint import checkpoint
 
 RANK = 2
+Block = tuple[slice, slice]  # queries that are processed together, and the range of keys that they can see
 Parts = Literal["all", "pre", "post", "query", "key", "mix", "gate"]
 _PLACES = ("pre", "query"), ("pre", "key"), ("post", "query"), ("post", "key")
 _EPSILON = 1e-6
-_MOST_KEPT = 2**26
-"""Attention weights of a block that are kept for the gradient, at most; more are recomputed. Ours."""
 
 
 class Composers(NamedTuple):
     """The compositions of a layer's logits (`pre`) and attention weights (`post`), by query and by key.
 
     A query's is a matrix. A key's stays in factors, since the layout of token pairs allows no matrix product for it.
-
-    Attributes:
-        pre_q: C, shape (B, T, M, M); without I, since I + C in half precision would lose the small entries of C.
-        pre_k: the rows of w1, of w2, and the gate, shape (B, 2R + 1, M, T).
-        post_q: as `pre_q`.
-        post_k: as `pre_k`.
     """
 
-    pre_q: Tensor
-    pre_k: Tensor
+    pre_q: Tensor  # C, (B, T, M, M); without I, since I + C in half precision would lose the small entries of C
+    pre_k: Tensor  # the rows of w1, of w2, and the gate, (B, 2R + 1, M, T)
     post_q: Tensor
     post_k: Tensor
 
@@ -48,11 +39,8 @@ class HeadComposition(nn.Module):
     It has 4 D J + 8 R J M + 4 D M parameters, where J = 4 M is the width of its hidden layer. Their initial
     values are so small that the heads start nearly uncomposed.
 
-    Args:
-        width: D, of a token.
-        num_heads: M.
-        parts: `all`; or, without the parameters of the others, those before (`pre`) or after (`post`) the softmax, by
-            `query` or by `key`, or in all four places only w1^T w2 (`mix`) or only the diagonal (`gate`).
+    The `parts` are `all`; or, without the parameters of the others, those before (`pre`) or after (`post`) the softmax,
+    by `query` or by `key`, or in all four places only w1^T w2 (`mix`) or only the diagonal (`gate`).
     """
 
     def __init__(self, width: int, num_heads: int, parts: Parts = "all") -> None:
@@ -111,13 +99,6 @@ class HeadComposition(nn.Module):
         return torch.stack([parts[i] if i in parts else torch.zeros_like(x_C[0]) for i in range(len(_PLACES))])
 
 
-class Block(NamedTuple):
-    """Queries that are processed together, and the range of keys that they can see."""
-
-    queries: slice
-    keys: slice
-
-
 def composed_attention(
     q_BMTK: Tensor,
     k_BMSK: Tensor,
@@ -145,45 +126,22 @@ def composed_attention(
         outs = []
         for t, s in blocks:
             parts = scaled[:, :, t], k_BMSK[:, :, s], v_BMSK[:, :, s]
-            composition = pre_q[:, t], pre_k[..., s], post_q[:, t], post_k[..., s]
+            composition = Composers(pre_q[:, t], pre_k[..., s], post_q[:, t], post_k[..., s])
             masks = (None if x is None else x[:, t, :, s] for x in (mask, keep))
-            how = _recomputed if _is_large(parts[0], s) else _attended
-            outs.append(how(*parts, *composition, *masks))
+            outs.append(_attended(*parts, composition, *masks))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
 
-def _is_large(q_BMTK: Tensor, keys: slice) -> bool:
-    """Whether the weights of these queries are recomputed for the gradient; lanes and compilers cannot do that."""
-    B, M, T, _ = q_BMTK.shape
-    plain = not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(q_BMTK)
-    return plain and torch.is_grad_enabled() and B * M * T * (keys.stop - keys.start) > _MOST_KEPT
-
-
-def _recomputed(*inputs: Any) -> Tensor:
-    result: Any = checkpoint(_attended, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return result
-
-
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pre_q: Tensor,
-    pre_k: Tensor,
-    post_q: Tensor,
-    post_k: Tensor,
-    mask: Tensor | None,
-    keep: Tensor | None,
-) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, by: Composers, mask: Tensor | None, keep: Tensor | None) -> Tensor:
     """Composed attention of one block; the mask is (B or 1, T, 1, S), `keep` (B, T, M, S)."""
-    A_BTMS = composed((q @ k.mT).transpose(1, 2), pre_q, pre_k)
+    A_BTMS = composed((q @ k.mT).transpose(1, 2), by.pre_q, by.pre_k)
     if mask is not None:
         # Adding a bias is far faster than filling; this one is small enough not to overflow.
         A_BTMS = A_BTMS + (~mask).to(A_BTMS.dtype) * (torch.finfo(A_BTMS.dtype).min / 2)
     A_BTMS = A_BTMS.softmax(-1, dtype=_exact(A_BTMS)).to(A_BTMS.dtype)
     if mask is not None:  # composition keeps zeros, so one mask is enough
         A_BTMS = A_BTMS * mask
-    A_BTMS = composed(A_BTMS, post_q, post_k)
+    A_BTMS = composed(A_BTMS, by.post_q, by.post_k)
     if keep is not None:
         A_BTMS = (A_BTMS * keep).to(A_BTMS.dtype)
     return A_BTMS.transpose(1, 2) @ v

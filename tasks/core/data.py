@@ -54,3 +54,24 @@ class TaskData(ABC):
 
         `randomness` is given in training and determines augmentation; without it samples are unchanged.
         """
+
+
+class TensorData(TaskData):
+    """Samples by split, each split a named tuple of tensors with a row for each sample."""
+
+    def __init__(self, splits: dict[str, Any]) -> None:
+        self.splits = splits
+        self.sizes = {split: len(samples[0]) for split, samples in splits.items()}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the samples to the device."""
+        for split, samples in self.splits.items():
+            parts = (x.to(device, dtype if x.is_floating_point() else x.dtype) for x in samples)
+            self.splits[split] = samples._make(parts)
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Any:
+        """The samples of these rows; the full batch keeps its order, so nothing needs gathering."""
+        samples = self.splits[split]
+        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
+            return samples
+        return samples._make(part[rows] for part in samples)

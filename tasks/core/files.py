@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import shutil
 import tarfile
 import traceback
@@ -29,6 +30,11 @@ def md5(path: Path) -> str:
         raise DataError(f"{what}; delete it and copy or download it again") from None
 
 
+def digest_of(*parts: Any) -> str:
+    """SHA-256 of plain values, as 64 hex digits."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def require_present(paths: Iterable[Path], download: Callable[[list[Path]], object], note: str = "") -> None:
     """Make sure that files exist, by `download` of the missing ones; the note says what they must contain."""
     missing = [path for path in paths if not path.is_file()]
@@ -39,14 +45,6 @@ def require_present(paths: Iterable[Path], download: Callable[[list[Path]], obje
             what = f"missing data: {', '.join(path.name for path in missing)} expected in {missing[0].parent}{note}"
             todo = "copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
             raise DataError(f"{what}, and downloading failed ({one_line(error)}); {todo}") from error
-
-
-def require_content(expected: Mapping[Path, str]) -> None:
-    """Make sure that the contents of files have their MD5 (`md5`)."""
-    for path, expected_md5 in expected.items():
-        if (actual := md5(path)) != expected_md5:
-            what = f"damaged data file {path}: {path.stat().st_size:,} bytes, of MD5 {actual}, expected {expected_md5}"
-            raise DataError(f"{what}; delete it and copy or download it again")
 
 
 def one_line(error: Exception) -> str:
@@ -66,10 +64,8 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
         what = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"{task}: its samples cannot be read: {what} ({where})") from error
     if not isinstance(splits, Mapping) or sorted(splits) != ["test", "train"]:
-        shown = (
-            f"keys {', '.join(map(str, splits))}" if isinstance(splits, Mapping) else f"type {type(splits).__name__}"
-        )
-        raise DataError(f"{task}: its samples have the {shown}; return a dict with the keys train and test")
+        shown = [*splits] if isinstance(splits, Mapping) else type(splits).__name__
+        raise DataError(f"{task}: its samples are {shown}; return a dict with the keys train and test")
     return splits
 
 

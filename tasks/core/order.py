@@ -42,11 +42,8 @@ def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -
 class BatchOrder:
     """Rows of each batch: every epoch is a new permutation, and a last incomplete batch is dropped.
 
-    Rows with lengths are batched with rows of similar length: the permutation is cut into pools of 64
-    batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
-
-    Batch sizes are in [1, n]; the data seed and the epoch determine the permutation; lengths are int64 of shape (n,) on
-    the CPU; row numbers live on the device.
+    Rows with lengths, int64 of shape (n,) on the CPU, are batched with rows of similar length: the permutation is cut
+    into pools of 64 batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
     """
 
     def __init__(self, n: int, batch_size: int, seed: int, device: torch.device, lengths: Tensor | None = None) -> None:

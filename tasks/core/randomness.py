@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tasks.core.batching import with_batching_rule
 
@@ -16,6 +16,7 @@ _WORD = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
 _PIECES = 1 << 16
+_WHOLE = nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
 
 
 def _signed(word: int) -> int:
@@ -61,21 +62,14 @@ class BatchRandomness:
 
     Each method takes a `stream`, one number for each use in the model, and a tensor `like`, of shape (rows of the
     micro-batch, ...), for shape, dtype and device; its values do not matter.
-
-    Attributes:
-        seed: of the run's randomness except initialisation and order.
-        step: the optimizer step, from 0.
-        rows: the micro-batch's rows within the batch.
-        width: tokens that all rows of the batch are padded to; None if rows have no lengths.
-        drawn: whether any random numbers have been drawn.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        self.step = 0
-        self.rows = slice(0, 0)
-        self.width: int | None = None
-        self.drawn = False
+        self.seed = seed  # of the run's randomness except initialisation and order
+        self.step = 0  # of the optimizer
+        self.rows = slice(0, 0)  # of the micro-batch within the batch
+        self.width: int | None = None  # tokens that all rows of the batch are padded to; None if rows have no lengths
+        self.drawn = False  # whether any random numbers have been drawn
         self._held: tuple[int, Tensor, Tensor] | None = None
 
     def position(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -130,3 +124,42 @@ class BatchRandomness:
 def exact_rate(rate: float) -> float:
     """The probability with which `BatchRandomness.keep` drops an element: a multiple of 2^-16, less than 1."""
     return min(round(rate * _PIECES), _PIECES - 1) / _PIECES
+
+
+class BatchDropout(nn.Module):
+    """Dropout of rate p, in [0, 1), on inputs of shape (rows of the micro-batch, ...), with masks by `BatchRandomness`.
+
+    `torch.nn.Dropout` draws from a global stream: the mask of a sample depends on the division of the batch into
+    micro-batches and ranks, and resuming needs the stream's state. The rate is rounded to a multiple of 2^-16, so that
+    one word of 64 random bits decides on four elements. The stream is the number of this dropout in the model; with
+    `whole`, channels of inputs (rows, channels, ...) are dropped whole.
+    """
+
+    def __init__(self, p: float, randomness: BatchRandomness, stream: int, *, whole: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.randomness = randomness
+        self.stream = stream
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with elements zeroed with probability p, others scaled by 1 / (1 - p); x itself in eval mode."""
+        rate = exact_rate(self.p)
+        if not self.training or rate == 0:
+            return x
+        like = x[:, :, *[slice(1)] * (x.ndim - 2)] if self.whole else x
+        return x * self.randomness.keep(self.stream, like, rate).mul_(1 / (1 - rate))
+
+
+def use_batch_dropout(model: nn.Module, randomness: BatchRandomness) -> nn.Module:
+    """Replace every `nn.Dropout`, or `nn.Dropout1d` to `3d`, by a `BatchDropout` with the same rate; return the model.
+
+    A dropout with several names gets several replacements, since its uses have different masks.
+    """
+    root, stream = nn.Sequential(model), 0
+    for module in list(root.modules()):
+        for name, child in list(module._modules.items()):  # `named_children` leaves out a second name
+            if isinstance(child, (nn.Dropout, *_WHOLE)):
+                stream += 1
+                setattr(module, name, BatchDropout(child.p, randomness, stream, whole=isinstance(child, _WHOLE)))
+    return root[0]

@@ -27,9 +27,6 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
     for pattern, role in roles.items():
         if role not in ROLES:
             raise ValueError(f"roles of {type(model).__name__}: {pattern} has {role!r}; roles are {', '.join(ROLES)}")
-    for pattern, count in pieces.items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"pieces of {type(model).__name__}: {pattern} has {count!r}; write a count of at least 1")
     modules = dict(model.named_modules())
     parameters: list[Parameter] = []
     for name, p in model.named_parameters():

@@ -22,20 +22,13 @@ class Schedule:
      - `wsd` (warm-up, stable, decay): 1, and over the last d steps floor + (1 - floor) (1 - (t - n + d) / d)
        (Hu et al., arXiv 2404.06395, with a linear decay);
      - `inverse_sqrt`: sqrt(w / (t + 1)), with w at least 1 (Vaswani et al., arXiv 1706.03762), but not below the floor.
-
-    Attributes:
-        kind: what comes after the warm-up.
-        steps: n, at least 1.
-        warmup: share of the steps, in [0, 1); w is the nearest whole number.
-        floor: smallest factor of a decay, in [0, 1].
-        decay: share of the steps, in (0, 1 - warmup], over which `wsd` decays; d is the nearest whole number.
     """
 
     kind: Kind
-    steps: int
-    warmup: float = 0.0
-    floor: float = 0.0
-    decay: float = 0.2
+    steps: int  # n, at least 1
+    warmup: float = 0.0  # share of the steps, in [0, 1); w is the nearest whole number
+    floor: float = 0.0  # smallest factor of a decay, in [0, 1]
+    decay: float = 0.2  # share of the steps, in (0, 1 - warmup], over which `wsd` decays; d is the nearest whole number
 
     def factor(self, step: int) -> float:
         """The factor of a step in [0, steps)."""

@@ -37,11 +37,9 @@ class TaskSpec:
         source: source of model and constants.
         version: incremented when a change alters results; part of every run's identity.
         batch_size: samples of one optimizer step; "full" for all of them.
-        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation,
-            at most.
+        micro_batch_size: default of `--trainer.micro_batch_size`; also the most samples of one in evaluation.
         precision: default of `--precision`.
-        steps_per_call: optimizer steps per `training_step`: more speed up small models, fewer make Ctrl-C and the
-            progress bar more responsive.
+        steps_per_call: optimizer steps per `training_step`: more speed up small models, fewer make Ctrl-C faster.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
         datasets: for tasks with several data sets: their folders in the data folder, the task's namesake first. Its
             option `dataset` selects one, by default the first that exists.
@@ -51,9 +49,8 @@ class TaskSpec:
             has the result explicitly, as part of its identity; it lacks the option if that is None too.
         lanes: the loss is a function of weights and batch alone, so runs can be vectorised: no buffers change in
             training, and random numbers come only from the batch's randomness.
-        files: `module:function` that ensures that its data files exist, fetching them if necessary; it takes
-            the data folder and, by name, the options that determine the files. It imports no torch, so that commands
-            can call it early. Empty for tasks without files.
+        files: `module:function` that makes sure that its data files exist; it takes the data folder and, by name,
+            the options that determine the files. It imports no torch. Empty for tasks without files.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
         own_name: of a plug-in given as `file.py:SPEC`: the name in its spec, shown by boards.
     """
@@ -85,8 +82,6 @@ class TaskSpec:
     own_name: str = ""
 
     def __post_init__(self) -> None:
-        if self.scale not in ("linear", "log"):
-            raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
             raise ValueError(f"scale=log compares gaps of a loss, and metric={self.metric} is no loss: remove scale")
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.cache import digest_of
-from tasks.core.files import DataError, not_installed, one_line
+from tasks.core.files import DataError, digest_of, not_installed, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,12 +23,11 @@ _MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
 class Hub(NamedTuple):
-    """A data set on the Hugging Face Hub: its name, its configuration, the names of our splits, and a revision."""
+    """A data set on the Hugging Face Hub: its name, its configuration, and the names of our splits."""
 
     name: str
     configuration: str | None
     splits: Mapping[str, str]
-    revision: str | None = None
 
 
 def fetch(hub: Hub | None, split: str, path: Path) -> None:
@@ -43,8 +41,7 @@ def fetch(hub: Hub | None, split: str, path: Path) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # fails fast
-    more = {} if hub.revision is None else {"revision": hub.revision}
-    rows = load_dataset(hub.name, hub.configuration, split=hub.splits[split], **more)
+    rows = load_dataset(hub.name, hub.configuration, split=hub.splits[split])
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     rows.to_parquet(str(temporary))
@@ -81,9 +78,7 @@ def is_table(path: Path) -> bool:
 def read_rows(path: Path, texts: Collection[str]) -> "pa.Table":
     """The table in a file, by its ending: Parquet, JSON lines or a JSON list, CSV, or TSV as GLUE has it, unquoted.
 
-    Args:
-        path: of the file.
-        texts: columns whose values are texts, even if they read as numbers.
+    Values of the columns `texts` are texts, even if they read as numbers.
     """
     import pyarrow as pa
     import pyarrow.csv

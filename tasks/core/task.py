@@ -18,10 +18,9 @@ from optimizers.norms import whole
 from tasks.core.attention import Maps, MultiHeadAttention
 from tasks.core.averaging import Average
 from tasks.core.data import TaskData
-from tasks.core.dropout import use_batch_dropout
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder
-from tasks.core.randomness import BatchRandomness
+from tasks.core.randomness import BatchRandomness, use_batch_dropout
 from tasks.core.roles import described
 from tasks.core.sharding import cut_like
 from tasks.core.training_step import Loop, Outcome, Record, TrainingPlan, evaluation_weights
@@ -71,13 +70,6 @@ class Task(pl.LightningModule, ABC):
     def facts(self) -> dict[str, Any]:
         """Facts about the model for the run's record, in addition to `TaskData.facts`; plain numbers and words."""
         return {}
-
-    def specimen(self) -> str | None:
-        """A sample of the trained model's output for people, or None.
-
-        Called once after training, in eval mode, on all ranks; its random numbers depend on `plan.seed`.
-        """
-        return None
 
     @final
     def forward(self, batch: Any) -> Outcome:

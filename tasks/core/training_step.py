@@ -1,5 +1,6 @@
 """The training step for every optimizer, its plan, and its records for observers."""
 
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,8 +17,8 @@ from optimizers.groups import Part
 from optimizers.norms import global_norm, whole
 from optimizers.step_size import once_known
 from tasks.core.averaging import Average, Averaging
-from tasks.core.compiled import compiled_loss
 from tasks.core.order import micro_batches_per_rank
+from tasks.core.randomness import BatchRandomness
 from tasks.core.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -111,6 +112,38 @@ def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequen
         yield
     if train:
         train()
+
+
+class CompileError(RuntimeError):
+    """`torch.compile` cannot compile the task's loss, on this machine or at all."""
+
+
+def through_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function through `torch.compile`, with the same numbers from torch's generators as without it."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 256  # for all runs together: beyond it torch silently stops compiling
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a CUDA toolkit without a GPU
+    return torch.compile(function, options={"fallback_random": True})
+
+
+def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: torch.device) -> Callable[[Any], Any]:
+    """A task's loss through `torch.compile`, for any step and rows set in `where`; it raises `CompileError`.
+
+    The optimizer's update is not compiled: its kernels already update all parameters at once, and it takes about 1 % of
+    a step of the suite's own models. So one compiled program serves all optimizers.
+    """
+    program = through_compiler(loss)
+
+    def compiled(batch: Any) -> Any:
+        try:
+            with where.at(*where.position(device)):
+                return program(batch)
+        except Exception as error:
+            loss(batch)  # an error of the task itself is raised here
+            raise CompileError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+
+    return compiled
 
 
 def _some_values(p: Any) -> Tensor:

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceClassification, BertConfig
+from transformers.utils import logging
 
 from optimizers.groups import Role
 from optimizers.step_size import check_range
-from tasks.core.attention import Maps, MultiHeadAttention, check_counts, head_size, plain_attention
+from tasks.core.attention import Maps, check_counts, head_size, plain_attention
 from tasks.core.files import DataError, one_line
-from tasks.core.roles import COMPOSITION
 from tasks.core.tables import sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
@@ -30,26 +30,19 @@ _SMALL = "a small BERT with random weights"
 _HEAD_SIZE = 64  # of all published BERTs
 
 
-# -- model ----------------------------------------------------------------------------------------------------------
-
-
 class Encoder(Task):
     """An encoder of the BERT family with a head, which the subclass defines.
 
     Weights of the head that a checkpoint lacks are drawn from the seed.
 
     Args:
-        data: the texts; its vocabulary must be the model's.
         model: a name on the Hugging Face Hub, a folder, or `python:PACKAGE/FOLDER` (in an installed package), of a
             BERT or RoBERTa, with config.json and model.safetensors.
         scratch: a small BERT with random weights and the data's vocabulary instead; nothing is loaded.
         layers: number of transformer blocks from scratch, at least 1.
         width: width of a token from scratch, at least 1; the MLPs are four times as wide.
-        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
-            composed ones; pretrained weights are for `standard` only.
-        num_heads: attention heads per block; must divide the width for `standard`, and for `dcmha` without head_dim; by
-            default the model's own, from scratch width / 64, but at least one.
-        head_dim: size of a head; by default width / num_heads, for `fixed_head` the data's max_length.
+        num_heads: attention heads per block; must divide the width; by default the model's own, from scratch
+            width / 64, but at least one.
         heads: effect of num_heads on a pretrained model: `regroup` keeps all weights and splits the same projections
             into heads of size width / num_heads, whose square root divides the logits; `fresh` takes the architecture
             with that many heads and random weights, even if the number is the model's own. By default `regroup`, if
@@ -57,18 +50,11 @@ class Encoder(Task):
         dropout: rate in [0, 1) everywhere; by default the model's own rates.
         init_std: standard deviation of the weights that are drawn, at least 0; by default the model's own, 0.02, and in
             tasks from scratch 0.02 sqrt(768 / width).
-        gradient_checkpointing: store only the input of each block and recompute the rest in the backward pass: less
-            memory, more time, the same gradient.
-
-    Attributes:
-        AUTO: transformers' class of such models.
-        DRAWN: prefix of the names of the head's weights.
     """
 
-    roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
-    pieces: Mapping[str, int] = {"*.qkv.weight": 3}
-    AUTO: ClassVar[Any]
-    DRAWN: ClassVar[str]
+    roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head"}
+    AUTO: ClassVar[Any]  # transformers' class of such models
+    DRAWN: ClassVar[str]  # prefix of the names of the head's weights
 
     def __init__(
         self,
@@ -78,13 +64,10 @@ class Encoder(Task):
         scratch: bool = False,
         layers: int = 2,
         width: int = 128,
-        attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
         num_heads: int | None = None,
-        head_dim: int | None = None,
         heads: Literal["regroup", "fresh"] | None = None,
         dropout: float | None = None,
         init_std: float | None = None,
-        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__(data)
         check_counts(layers=layers, width=width, num_heads=num_heads)
@@ -95,21 +78,24 @@ class Encoder(Task):
         if scratch and heads == "regroup":
             raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"
-        if attention != "standard" and not drawn:
-            why = "would change the meaning of a checkpoint's weights"
-            raise ValueError(f"attention={attention} {why}; use random weights (heads=fresh or scratch=true)")
         self.num_classes = data.num_classes
         if scratch:
-            config, folder = _small_bert(data, layers, width), None
+            config: Any = BertConfig(
+                vocab_size=data.vocab_size,
+                pad_token_id=data.pad_id,
+                num_hidden_layers=layers,
+                hidden_size=width,
+                intermediate_size=4 * width,
+                num_attention_heads=max(1, width // _HEAD_SIZE),
+            )
+            folder = None
             self.part = _SMALL if getattr(data, "SOURCES", True) else None  # own rows are not named after a model
         else:
             folder = _folder_with(model, [_CONFIG] if drawn else [_CONFIG, _WEIGHTS])
             config = _config_of(model, folder, data)
-        longest = (data.tokenizer.truncation or {"max_length": 0})["max_length"]
-        count: int = num_heads or config.num_attention_heads
+        config.num_attention_heads = num_heads or config.num_attention_heads
         shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
-        size = head_size(attention, config.hidden_size, count, head_dim, length=longest or None, shown=shown)
-        config.num_attention_heads = count if attention == "standard" else 1  # other kinds are replaced: any will do
+        head_size("standard", config.hidden_size, config.num_attention_heads, None, shown=shown)
         if dropout is not None:
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = config.classifier_dropout = dropout
         if init_std is not None:
@@ -119,29 +105,20 @@ class Encoder(Task):
         self._facts: dict[str, Any] = {"model": _SMALL if scratch else model}
         if folder is None or drawn:
             self.model = self.AUTO.from_config(config, **how)
-            if attention != "standard":
-                _replace_attention(self.model, count, size, attention)
         else:
             self.model = _pretrained(type(self), model, folder, config, how)
             self._facts["weights"] = sha256(folder / _WEIGHTS)
         self.model.train()
-        if gradient_checkpointing:
-            # transformers 5.23 renamed it to `activation_checkpointing_enable`, and warns of the old name.
-            former = "gradient_checkpointing_enable"
-            enable = getattr(self.model, "activation_checkpointing_enable", None) or getattr(self.model, former)
-            # Random numbers follow from step and sample, so there is no generator state to restore.
-            enable({"use_reentrant": False, "preserve_rng_state": False})
         self._types = config.type_vocab_size
         self._before_first = config.pad_token_id if config.model_type == "roberta" else None
         positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)
+        longest = (data.tokenizer.truncation or {"max_length": 0})["max_length"]
         if longest > positions:
             raise ValueError(f"max_length={longest} is more than the {positions} positions of the model")
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
-        """`Task.maps`, or the maps of transformers' own attention."""
-        if layers := super().maps(weights):
-            return layers
-        heads: int = self.model.config.num_attention_heads
+        """The maps of transformers' own attention."""
+        layers, heads = list[Maps](), self.model.config.num_attention_heads
         for name in (name.removesuffix(".query.weight") for name in weights if name.endswith(".query.weight")):
             q, k, v = (weights[f"{name}.{of}.weight"].unflatten(0, (heads, -1)) for of in ("query", "key", "value"))
             o = weights[f"{name.removesuffix('self')}output.dense.weight"]
@@ -186,19 +163,6 @@ class TextClassifier(Encoder):
         return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
 
 
-def _small_bert(data: "TextData", layers: int, width: int) -> Any:
-    return BertConfig(
-        vocab_size=data.vocab_size,
-        pad_token_id=data.pad_id,
-        num_hidden_layers=layers,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_attention_heads=max(1, width // _HEAD_SIZE),
-    )
-
-
-# -- attention ------------------------------------------------------------------------------------------------------
-
 _ATTENTION = "module_dropout"
 
 
@@ -214,33 +178,6 @@ def _attention(
 
 
 AttentionInterface.register(_ATTENTION, _attention)
-
-
-class _SelfAttention(nn.Module):
-    """Our attention with the signature of BERT's self-attention, whose output projection becomes the identity."""
-
-    def __init__(self, heads: MultiHeadAttention) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
-        return self.heads(hidden_states, attention_mask), None
-
-
-def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal["fixed_head", "dcmha"]) -> None:
-    """Give all blocks attention of this kind, initialised as the model's own linear maps."""
-    config = model.config
-    for layer in model.base_model.encoder.layer:
-        heads = MultiHeadAttention(
-            config.hidden_size, num_heads, head_dim, kind=kind, dropout=config.attention_probs_dropout_prob
-        )
-        for linear in (heads.qkv, heads.proj):
-            nn.init.normal_(linear.weight, std=config.initializer_range)
-            nn.init.zeros_(linear.bias)
-        layer.attention.self, layer.attention.output.dense = _SelfAttention(heads), nn.Identity()
-
-
-# -- weights --------------------------------------------------------------------------------------------------------
 
 
 def _folder_with(model: str, needed: list[str]) -> Path:
@@ -270,9 +207,6 @@ def _config_of(model: str, folder: Path, data: "TextData") -> Any:
 
 def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how: dict[str, Any]) -> Any:
     """The model with the folder's weights."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -281,8 +215,6 @@ def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how:
         )
     except Exception as error:  # safetensors has its own errors; a wrong shape is a RuntimeError
         raise DataError(f"{folder / _WEIGHTS} cannot be read: {one_line(error)}") from error
-    finally:
-        logging.set_verbosity(verbosity)
     # Loading draws missing weights at random, so a half-random model would be trained.
     lacking = sorted(name for name in info["missing_keys"] if not name.startswith(kind.DRAWN) and "pooler" not in name)
     if lacking:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizers.step_size import check_range
-from tasks.core.cache import Entry, cached, digest_of
+from tasks.core.cache import Entry, cached
 from tasks.core.data import TaskData
-from tasks.core.files import DataError
+from tasks.core.files import DataError, digest_of
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import amount, is_table, open_bytes, sha256
 from tasks.language.sources import CORPORA, TextSource, find
@@ -44,19 +44,12 @@ _TRAINING_CHUNKS = 800  # for training a vocabulary of byte pairs, at most
 
 
 class TokenBatch(NamedTuple):
-    """Windows of the stream.
+    """Windows of the stream; all but `per_row` are int64."""
 
-    Attributes:
-        ids: tokens, int64 of shape (rows, T).
-        targets: the next tokens, int64 of shape (rows, T); `IGNORED` where another row predicts it.
-        sizes: number of predictions of each row, and their bytes, int64 of shape (rows, 2).
-        per_row: mean number of predictions per row of the split, shape ().
-    """
-
-    ids: Tensor
-    targets: Tensor
-    sizes: Tensor
-    per_row: Tensor
+    ids: Tensor  # tokens, (rows, T)
+    targets: Tensor  # the next tokens, (rows, T); `IGNORED` where another row predicts it
+    sizes: Tensor  # number of predictions of each row, and their bytes, (rows, 2)
+    per_row: Tensor  # mean number of predictions per row of the split, ()
 
 
 class CorpusData(TaskData):
@@ -66,20 +59,12 @@ class CorpusData(TaskData):
     the test file, or on the validation split if there is no test file.
 
     Args:
-        root: the data folder.
-        seed: unused; the text is the same for every seed.
-        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or your own file: UTF-8 text, or Parquet
+        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, or your own file: UTF-8 text, or Parquet
             with a column `text`.
         tokens: `character`, the characters of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
         vocab: tokens of `bpe`, in [256, 65536]; fewer if the text has too few pairs.
         length: tokens T predicted in each row, each from the preceding tokens of the row; at least 1.
         n_val: use only the first rows of the validation split, at most this many; all by default.
-
-    Attributes:
-        vocabulary: the tokens.
-        vocab_size: number of distinct tokens.
-        length: T.
-        first: the training text's first token.
     """
 
     seeded = False
@@ -104,15 +89,12 @@ class CorpusData(TaskData):
         files = source.files(root)
         digests = {split: sha256(*paths) for split, paths in files.items()}
         self._digests = {paths[0].name: digests[split] for split, paths in files.items()}
-        texts = _splits(source, files, digests["train"])
+        texts = _splits(source, files)
         self.vocabulary = _vocabulary(texts, tokens, vocab, digests)
-        arrays: dict[str, NDArray[np.uint16]] = {}
-        self._packed: dict[str, Any] = {}
-        for split, paths in files.items():
-            texts_of_file = {name: text for name, text in texts.items() if text.paths == paths}
-            streams, records = _packed(digests[split], texts_of_file, self.vocabulary)
-            arrays |= streams
-            self._packed |= records
+        arrays, self._packed = dict[str, NDArray[np.uint16]](), dict[str, Any]()
+        for split, text in texts.items():
+            digest = digests.get(split, digests["train"])
+            arrays[split], self._packed[split] = _packed(digest, text, self.vocabulary)
         for split, ids in arrays.items():
             if len(ids) < length + 1:
                 why = f"the {split} split of {texts[split].paths[0]} has {len(ids):,} tokens, and needs {length + 1:,}"
@@ -134,7 +116,7 @@ class CorpusData(TaskData):
 
     def _place(self, streams: Mapping[str, NDArray[np.uint16]], length: int) -> None:
         """Cut the streams into rows."""
-        self.vocab_size, self.length, self.first = len(self.vocabulary), length, int(streams["train"][0])
+        self.vocab_size, self.length = len(self.vocabulary), length
         self.report = "test" if "test" in streams else "val"
         self._ids = {split: torch.from_numpy(ids.view(np.int16)) for split, ids in streams.items()}
         predictions = {split: len(ids) - 1 for split, ids in streams.items()}
@@ -179,9 +161,6 @@ class CorpusData(TaskData):
         return TokenBatch(ids, targets.masked_fill(~counted, IGNORED), sizes, self._per_row[split])
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 class _Text(NamedTuple):
     """Characters from `start` up to `stop` of some files."""
 
@@ -201,15 +180,12 @@ class _Text(NamedTuple):
                     yield cut
 
 
-def _splits(source: TextSource, files: Mapping[str, Sequence[Path]], digest: str) -> dict[str, _Text]:
-    """The text of each split; the digest is that of the training files."""
+def _splits(source: TextSource, files: Mapping[str, Sequence[Path]]) -> dict[str, _Text]:
+    """The text of each split."""
     texts = {split: _Text(source, paths) for split, paths in files.items()}
-    whole = texts["train"]
     if "val" not in texts:
-        count = cached(
-            digest, ("characters", source.separator), lambda: ({}, {"characters": sum(map(len, whole.chunks()))})
-        )
-        cut = count[1]["characters"] * 9 // 10
+        whole = texts["train"]
+        cut = sum(map(len, whole.chunks())) * 9 // 10
         texts |= {"train": whole._replace(stop=cut), "val": whole._replace(start=cut)}
     return texts
 
@@ -236,9 +212,6 @@ def _chunks(source: TextSource, path: Path) -> Iterator[str]:
     yield "".join(rows)
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------------
-
-
 def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, digests: Mapping[str, str]) -> Vocabulary:
     """Tokens of a corpus: a function of its text, equal on every machine; computed once, then cached."""
     if kind == "byte":
@@ -255,24 +228,17 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, digests: Mappi
     return read_vocabulary(cached(digests["train"], meaning, make)[1]["tokenizer"])
 
 
-def _packed(digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary) -> Entry:
-    """Streams of the splits in some files and, by split, `bytes` and `sha256` of its text, through the cache."""
+def _packed(digest: str, text: _Text, vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
+    """The tokens of a text in files with this digest, and the text's `bytes` and `sha256`, through the cache."""
 
     def make() -> Entry:
-        streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
-        about = {split: facts for split, (_, facts) in streams.items()}
-        return {split: ids for split, (ids, _) in streams.items()}, {"splits": about}
+        sha, size, parts, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], text.chunks()
+        while some := list(islice(chunks, _CHUNKS)):
+            raw = "".join(some).encode()
+            sha.update(raw)
+            size += len(raw)
+            parts.append(vocabulary.encode(some))
+        return {"ids": np.concatenate(parts)}, {"bytes": size, "sha256": sha.hexdigest()}
 
-    parts = {split: [text.source.separator, text.start, text.stop] for split, text in texts.items()}
-    arrays, record = cached(digest, (parts, vocabulary.text), make)
-    return arrays, record["splits"]
-
-
-def _stream(chunks: Iterator[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
-    digest, size, parts = hashlib.sha256(), 0, [np.zeros(0, np.uint16)]
-    while some := list(islice(chunks, _CHUNKS)):
-        raw = "".join(some).encode()
-        digest.update(raw)
-        size += len(raw)
-        parts.append(vocabulary.encode(some))
-    return np.concatenate(parts), {"bytes": size, "sha256": digest.hexdigest()}
+    arrays, record = cached(digest, (text.source.separator, text.start, text.stop, vocabulary.text), make)
+    return arrays["ids"], record

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from optimizers.step_size import check_range
-from tasks.core.cache import Entry, cached, digest_of
+from tasks.core.cache import Entry, cached
 from tasks.core.data import TaskData
-from tasks.core.files import DataError
+from tasks.core.files import DataError, digest_of
 from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import sha256
@@ -37,23 +37,16 @@ if TYPE_CHECKING:
 
 _CHUNK = 20_000  # rows tokenised at once: the tokenizer's output takes a hundred times the memory of its ids
 _TRAINING_ROWS = 200_000  # for training a vocabulary, at most
+Rows = Mapping[str, NDArray[Any]]  # of a file: see `TextData._encode`
 
 
 class TextBatch(NamedTuple):
-    """Tokenised texts, or pairs of them, with labels.
+    """Tokenised texts, or pairs of them, with labels; all but the mask are int64."""
 
-    Attributes:
-        ids: tokens, int64 of shape (rows, width), padded with the tokenizer's pad id.
-        mask: True at tokens, shape (rows, width).
-        types: 0 at the first text and 1 at the second, where the tokenizer distinguishes them, int64 of shape
-            (rows, width).
-        labels: int64 of shape (rows,).
-    """
-
-    ids: Tensor
-    mask: Tensor
-    types: Tensor
-    labels: Tensor
+    ids: Tensor  # tokens, (rows, width), padded with the tokenizer's pad id
+    mask: Tensor  # True at tokens, (rows, width)
+    types: Tensor  # 0 at the first text and 1 at the second, where the tokenizer distinguishes them, (rows, width)
+    labels: Tensor  # (rows,)
 
 
 class TextData(TaskData):
@@ -63,8 +56,6 @@ class TextData(TaskData):
     the order of their lengths, so that little of a batch is padding.
 
     Args:
-        root: the data folder.
-        seed: unused; the texts are the same for every seed.
         model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
         scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
         vocab: tokens of a vocabulary from scratch, in [100, 65536]; fewer if the texts have too few words.
@@ -74,13 +65,8 @@ class TextData(TaskData):
 
     Attributes:
         SOURCES: the data sets that `dataset` chooses from.
-        source: the data set.
-        digests: of its texts by split.
-        num_classes: labels are in [0, num_classes).
-        vocab_size: tokens that the tokenizer knows: one more than the largest id.
-        pad_id: the token of padding.
-        tokenizer: a `tokenizers.Tokenizer`.
-        lengths: tokens of each row of "train", int64 on the CPU.
+        digests: of the texts by split.
+        vocab_size: one more than the tokenizer's largest id.
     """
 
     SOURCES: ClassVar[Mapping[str, TextSource]]
@@ -115,11 +101,8 @@ class TextData(TaskData):
             raise DataError(f"the tokenizer of {model} does not mark the beginning of a text; use another model")
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
-        encoded = {split: self._encoded(split) for split in source.expected}
-        amounts = {split: rows for split, (_, rows) in encoded.items()}
-        self._place({split: file for split, (file, _) in encoded.items()}, amounts, n_train, max_length)
-
-    # -- texts and their tokens ---------------------------------------------------------------------------------------
+        self._kind: Any = np.uint16 if self.vocab_size <= 2**16 else np.int32  # the smallest that holds all tokens
+        self._place({split: self._encoded(split) for split in source.expected}, n_train, max_length)
 
     def _open(self, root: Path, dataset: str | None) -> TextSource:
         """The data set, whose files exist; sets the digests."""
@@ -148,25 +131,24 @@ class TextData(TaskData):
         """Set how the tokenizer truncates long texts."""
         self.tokenizer.enable_truncation(max_length)
 
-    def _encoded(self, split: str) -> tuple[dict[str, NDArray[Any]], int]:
-        """The result of `_encode` and the rows of a split, through the cache."""
+    def _encoded(self, split: str) -> Rows:
+        """The result of `_encode`, through the cache."""
         source, tokenizer = self.source, self.tokenizer
 
         def make() -> Entry:
             table, dropped = self._read(split, source.columns)
-            return self._encode(split, table), {"rows": len(table), "dropped": dropped}
+            return self._encode(split, table), {"dropped": dropped}
 
         meaning = source.columns, source.num_classes, source.threshold, tokenizer.to_str()
-        arrays, record = cached(self.digests[split], meaning, make)
-        return dict(arrays), record["rows"]
+        return cached(self.digests[split], meaning, make)[0]
 
-    def _encode(self, split: str, table: "pa.Table") -> dict[str, NDArray[Any]]:
+    def _encode(self, split: str, table: "pa.Table") -> Rows:
         """The rows of a split, by name.
 
         - `ids`: tokens of all rows, concatenated, uint16 (int32 where ids are greater);
         - `ends`: where each row ends in them, int64 of shape (n,);
         - `second`: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,);
-        - `labels`: of shape (n,).
+        - `labels`: of shape (n,), or (n, k) for k labels of a row.
         """
         source, kind = self.source, self._kind
         parts, lengths, second = [np.zeros(0, kind)], list[int](), list[int]()
@@ -184,38 +166,21 @@ class TextData(TaskData):
             "labels": table[source.label].to_numpy().astype(np.min_scalar_type(source.num_classes - 1)),
         }
 
-    @property
-    def _kind(self) -> Any:
-        """The smallest type that holds all tokens."""
-        return np.uint16 if self.vocab_size <= 2**16 else np.int32
-
-    # -- splits -------------------------------------------------------------------------------------------------------
-
     def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
-        """Held-out and remaining ones of the n training rows, or other indivisible units, by their hashes."""
+        """Held-out and remaining ones of the n training rows, by their hashes; a prefix of the latter is fair."""
         source, self._n = self.source, n
         if n < 10:
             raise DataError(f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed")
         return validation_rows(n, source.held_out(n), source.salt)
 
-    def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
-        """Held-out and remaining ones of the training file's n rows; a prefix of the latter is a fair sample."""
-        return self._carved(n)
-
     def _places(self, rows: Tensor) -> Tensor:
         """Indices of these rows of the training file in the result of `_encoded`."""
         return rows
 
-    def _place(
-        self,
-        files: Mapping[str, Mapping[str, NDArray[Any]]],
-        amounts: Mapping[str, int],
-        n_train: int | None,
-        max_length: int,
-    ) -> None:
-        """Build the splits from the files' rows and row counts."""
-        source = self.source
-        held_out, rest = self._carved_rows(amounts["train"])
+    def _place(self, files: Mapping[str, Rows], n_train: int | None, length: int) -> None:
+        """Build the splits from the files' rows."""
+        source, amounts = self.source, {k: len(file.get("articles", file["ends"])) for k, file in files.items()}
+        held_out, rest = self._carved(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
         for split, (name, official) in source.expected.items():
             if not amounts[split]:
@@ -229,10 +194,10 @@ class TextData(TaskData):
         self.part = "; ".join(notes) or None
         tables, first = dict[str, Tensor](), 0
         for split, file in files.items():
-            # Start among the tokens of all files, length, tokens of the second text, label.
+            # Start among the tokens of all files, length, tokens of the second text, labels.
             lengths = np.diff(file["ends"], prepend=0)
-            columns = [first + file["ends"] - lengths, lengths, file["second"], file["labels"]]
-            tables[split] = torch.from_numpy(np.stack(columns, axis=1, dtype=np.int64))
+            columns = first + file["ends"] - lengths, lengths, file["second"], file["labels"]
+            tables[split] = torch.from_numpy(np.column_stack(columns).astype(np.int64))
             first += len(file["ids"])
         whole = tables.pop("train")
         others = {"val": whole[self._places(held_out)], **tables}
@@ -242,9 +207,9 @@ class TextData(TaskData):
         self.sizes = {split: len(table) for split, table in self._tables.items()}
         self.lengths = self._lengths["train"]
         # A row is read at the width of its batch, so the last one needs padding after it.
-        ids = [*(file["ids"] for file in files.values()), np.zeros(max_length, np.uint8)]
+        ids = [*(file["ids"] for file in files.values()), np.zeros(length, np.uint8)]
         self._flat = torch.from_numpy(np.concatenate(ids, dtype=np.int32))
-        self._columns = torch.arange(max_length)
+        self._columns = torch.arange(length)
 
     def facts(self) -> dict[str, Any]:
         """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size."""
@@ -268,16 +233,14 @@ class TextData(TaskData):
         width = None if randomness is None else randomness.width
         if width is None:
             width = int(self._lengths[split][rows.cpu() if isinstance(rows, Tensor) else rows].max())
-        starts, lengths, second, labels = self._tables[split][rows].unbind(1)
+        table = self._tables[split][rows]
+        starts, lengths, second = table[:, :3].unbind(1)
         columns = self._columns[:width]
         mask = columns < lengths[:, None]
         places = starts[:, None] + columns
         # `take` is ten times slower with more than one thread.
         ids = self._flat.index_select(0, places.view(-1)).view_as(places).long().masked_fill_(~mask, self.pad_id)
-        return TextBatch(ids, mask, (mask & (columns >= (lengths - second)[:, None])).long(), labels)
-
-
-# -- data sets --------------------------------------------------------------------------------------------------------
+        return TextBatch(ids, mask, (mask & (columns >= (lengths - second)[:, None])).long(), table[:, 3:].squeeze(1))
 
 
 class MNLIData(TextData):

@@ -12,7 +12,6 @@ from torchmetrics import Metric
 from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.attention import MultiHeadAttention, check_counts, head_size
-from tasks.core.order import derive_seed
 from tasks.core.roles import COMPOSITION
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
@@ -20,9 +19,6 @@ from tasks.language.corpus import IGNORED
 
 if TYPE_CHECKING:
     from tasks.language.corpus import CorpusData, TokenBatch
-
-_SPECIMEN_BYTES = 240
-_TEMPERATURE = 0.8
 
 
 class MLP(nn.Module):
@@ -99,15 +95,14 @@ class LanguageModel(Task):
     fewer; over a whole split it is the mean.
 
     Args:
-        data: the corpus.
         layers: number of transformer blocks, at least 1.
         width: width D of a token, at least 1.
         num_heads: attention heads of a block, at least 1.
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
             composed for each pair of tokens (Xiao et al. 2024).
-        composition: the parts of the composition of `dcmha`: `all`, or only one kind of parts: those before the softmax
-            (`pre`), after it (`post`), by `query`, by `key`, the mixing of heads (`mix`), or the gates (`gate`).
+        composition: the parts of the composition of `dcmha`: `all`, or only those before the softmax (`pre`), after it
+            (`post`), by `query`, by `key`, the mixing of heads (`mix`), or the gates (`gate`).
         window: maximum number of preceding tokens to which the first, third, ... block attend; by default all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
         mlp_width: hidden width of an MLP, at least 1.
@@ -159,7 +154,6 @@ class LanguageModel(Task):
             )
             for i in range(layers)
         ]
-        self.corpus = data
         self.model = Decoder(data.vocab_size, width, blocks, tied, dropout)
 
     def loss(self, batch: "TokenBatch") -> Outcome:
@@ -174,35 +168,21 @@ class LanguageModel(Task):
     def metrics(self) -> dict[str, Metric]:
         """Perplexity, e to the nats per token, and bits per byte, which is comparable across kinds of tokens."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
-        return {"perplexity": Perplexity(exact), "bits_per_byte": BitsPerByte(exact)}
-
-    @torch.no_grad()
-    def specimen(self) -> str:
-        """A text of some 240 bytes, drawn at temperature 0.8, that begins with the training text's first token."""
-        vocabulary, length = self.corpus.vocabulary, self.corpus.length
-        size, most = 0, _SPECIMEN_BYTES
-        ids = [self.corpus.first]
-        source = torch.Generator().manual_seed(derive_seed(self.plan.seed, "specimen"))
-        while size < most and len(ids) < most:
-            with self.trainer.precision_plugin.forward_context():
-                logits = self.model(torch.tensor([ids[-length:]], device=self.device))[0, -1]
-            weights = (logits.double().cpu() / _TEMPERATURE).softmax(0)
-            ids.append(int(weights.multinomial(1, generator=source)))
-            size += int(vocabulary.sizes[ids[-1]])
-        return vocabulary.decode(ids)
+        return {name: PerPrediction(name, exact) for name in ("perplexity", "bits_per_byte")}
 
 
-# -- metrics --------------------------------------------------------------------------------------------------------
+class PerPrediction(Metric):
+    """`perplexity`, e to the mean nats per prediction, or `bits_per_byte`, the mean bits per byte of text.
 
-
-class _PerPrediction(Metric):
-    """Sums of nats, in this dtype, predictions and bytes, from the nats of rows and `TokenBatch.sizes`."""
+    From the nats of rows and `TokenBatch.sizes`; sums of nats have the dtype.
+    """
 
     nats: Tensor
     sizes: Tensor
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, name: Literal["perplexity", "bits_per_byte"], dtype: torch.dtype) -> None:
         super().__init__()
+        self.name = name
         self.add_state("nats", torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
         self.add_state("sizes", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -211,18 +191,7 @@ class _PerPrediction(Metric):
         self.nats = self.nats + nats.to(self.nats).sum()
         self.sizes = self.sizes + sizes.sum(0)
 
-
-class Perplexity(_PerPrediction):
-    """e to the mean nats per prediction."""
-
     def compute(self) -> Tensor:
         """Shape ()."""
-        return (self.nats / self.sizes[0]).exp()
-
-
-class BitsPerByte(_PerPrediction):
-    """Mean bits of the predictions per byte of text."""
-
-    def compute(self) -> Tensor:
-        """Shape ()."""
-        return self.nats / self.sizes[1] / log(2)
+        predictions, size = self.sizes
+        return (self.nats / predictions).exp() if self.name == "perplexity" else self.nats / size / log(2)

@@ -21,36 +21,26 @@ _NO_LABEL = ("-", "-1", "", "none")
 class TextSource:
     """Location of a data set of texts, and the meaning of its columns.
 
-    Attributes:
-        folder: below the data folder; absolute for a user's file.
-        expected: by split, the name of its file and the official rows (a text's bytes), None if unknown. "train" is
-            always present; a file NAME_part replaces a missing one, and shards, JSON lines, CSV or TSV a table.
-        label: column with the label, in [0, num_classes); empty for a corpus.
-        n_val: training rows kept for validation, chosen by `salt` (`tasks.core.order.validation_rows`).
-        threshold: the label column is a share in [0, 1], and the label is 1 from this share on.
-        stand_in: note in results if these stand in for other data.
-        more: other required columns with texts.
-        also, stems: other folders, and by split other names without ending, that people have; `renamed` columns there.
-        classes: the labels in words; then rows without a label are left out.
-        separator: text added after every row of a corpus.
+    `expected` has by split the name of its file and the official rows (a text's bytes), None if unknown. "train" is
+    always present; a file NAME_part replaces a missing one, and shards, JSON lines, CSV or TSV a table.
     """
 
-    folder: str
+    folder: str  # below the data folder; absolute for a user's file
     expected: Mapping[str, tuple[str, int | None]]
-    texts: tuple[str, ...] = ("text",)
-    label: str = ""
+    texts: tuple[str, ...] = ("text",)  # columns
+    label: str = ""  # column with the label, in [0, num_classes); empty for a corpus
     num_classes: int = 0
-    n_val: int = 0
+    n_val: int = 0  # training rows kept for validation, chosen by `salt` (`tasks.core.order.validation_rows`)
     salt: str = ""
-    threshold: float | None = None
+    threshold: float | None = None  # the label column is a share in [0, 1], and the label is 1 from this share on
     hub: Hub | None = None
-    stand_in: str = ""
-    more: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    separator: str = "\n"
+    stand_in: str = ""  # note in results if these stand in for other data
+    more: tuple[str, ...] = ()  # other required columns with texts
+    also: tuple[str, ...] = ()  # other folders that people have
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other names without ending, by split
+    renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the official names there
+    classes: tuple[str, ...] = ()  # the labels in words; then rows without a label are left out
+    separator: str = "\n"  # text added after every row of a corpus
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -136,8 +126,6 @@ class TextSource:
         return labels
 
 
-# -- labelled texts ---------------------------------------------------------------------------------------------------
-
 _GLUE = "nyu-mll/glue"
 
 MNLI = TextSource(
@@ -206,9 +194,6 @@ JIGSAW = replace(
 TOXICITY = {source.folder: source for source in (CIVIL_COMMENTS, JIGSAW)}
 
 
-# -- corpora ----------------------------------------------------------------------------------------------------------
-
-
 CORPORA = {
     "tiny_shakespeare": TextSource("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
     "wikitext103": TextSource(
@@ -218,18 +203,6 @@ CORPORA = {
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),
     "wiki_quac": TextSource("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
-    "lm1b": TextSource(
-        "lm1b",
-        {"train": ("train.parquet", 30_301_028), "test": ("test.parquet", 306_688)},
-        # It is a script there, which `datasets` no longer runs; the Hub also has Parquet files.
-        hub=Hub(
-            "billion-word-benchmark/lm1b", "plain_text", {"train": "train", "test": "test"}, "refs/convert/parquet"
-        ),
-    ),
-    # All of it is 825 GiB; only the first 10,000 documents are fetched.
-    "pile": TextSource(
-        "pile", {"train": ("train.parquet", 210_607_728)}, hub=Hub("NeelNanda/pile-10k", None, {"train": "train"})
-    ),
 }
 
 
@@ -252,9 +225,6 @@ def find(sources: Mapping[str, Any], root: Path, name: str | None = None) -> Any
     if path.is_dir() or path.suffix or len(path.parts) > 1:
         why = "is a folder; name the file in it" if path.is_dir() else "does not exist"
     raise ValueError(f"corpus={name} {why}")
-
-
-# -- `TaskSpec.files` of tasks whose options choose the files ---------------------------------------------------------
 
 
 def civil_comments(root: Path, dataset: str | None = None) -> None:

@@ -1,6 +1,5 @@
 """Tokenizers of the BERT family: of a pretrained model, or word pieces trained on the task's texts."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +8,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, trainers
 from tokenizers.implementations import BertWordPieceTokenizer
-from tokenizers.models import WordPiece
 
 from tasks.core.files import DataError, one_line
 
@@ -23,8 +21,7 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def load_tokenizer(model: str) -> Tokenizer:
     """The tokenizer of a pretrained model: a local folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
 
-    Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
-    `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
+    Its `tokenizer.json` is read directly; other kinds are left to `transformers`.
     """
     folder = model_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer, "its tokenizer")
     if not has_tokenizer(folder):
@@ -32,8 +29,6 @@ def load_tokenizer(model: str) -> Tokenizer:
     try:
         if (folder / "tokenizer.json").is_file():
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        elif (folder / "vocab.txt").is_file():
-            tokenizer = word_pieces(WordPiece.read_file(str(folder / "vocab.txt")), _lowercase(folder))
         else:
             from transformers import AutoTokenizer
 
@@ -91,16 +86,9 @@ def model_folder(model: str, patterns: Sequence[str], is_complete: Callable[[Pat
         raise DataError(f"missing model {model!r}: {why}; {todo}") from None
 
 
-def _lowercase(folder: Path) -> bool:
-    """Whether a BERT lowercases its texts: models with a `vocab.txt` do, unless their configuration says no."""
-    with suppress(OSError, ValueError):
-        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("do_lower_case", True))
-    return True
-
-
-def word_pieces(vocabulary: Mapping[str, int], lowercase: bool = True) -> Tokenizer:
-    """BERT's tokenizer with this vocabulary."""
-    return Tokenizer.from_str(BertWordPieceTokenizer(dict(vocabulary), lowercase=lowercase).to_str())
+def word_pieces(vocabulary: Mapping[str, int]) -> Tokenizer:
+    """BERT's tokenizer in lower case with this vocabulary."""
+    return Tokenizer.from_str(BertWordPieceTokenizer(dict(vocabulary), lowercase=True).to_str())
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:

@@ -16,19 +16,11 @@ MOST = 2**16  # tokens of a vocabulary: each is stored in two bytes
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens 0, 1, ... and how they encode a text; the text that it was built from has no unknown token.
+    """Tokens 0, 1, ... and how they encode a text; the text that it was built from has no unknown token."""
 
-    Attributes:
-        sizes: bytes of each token in UTF-8, int64 of shape (V,).
-        encode: the tokens of texts, concatenated, uint16; none crosses the end of a text.
-        decode: the text of tokens; bytes that form no character become a replacement character.
-        text: all that `read_vocabulary` needs to restore it.
-    """
-
-    sizes: NDArray[np.int64]
-    encode: Callable[[Sequence[str]], NDArray[np.uint16]]
-    decode: Callable[[Sequence[int]], str]
-    text: str
+    sizes: NDArray[np.int64]  # bytes of each token in UTF-8, (V,)
+    encode: Callable[[Sequence[str]], NDArray[np.uint16]]  # the tokens of texts, joined; none crosses a text's end
+    text: str  # all that `read_vocabulary` needs to restore it
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -37,7 +29,6 @@ class Vocabulary:
 BYTES = Vocabulary(
     np.ones(256, np.int64),
     lambda texts: np.frombuffer("".join(texts).encode(), np.uint8).astype(np.uint16),
-    lambda ids: bytes(ids).decode(errors="replace"),
     "byte",
 )
 """The 256 bytes of UTF-8."""
@@ -51,7 +42,6 @@ def characters(of: Sequence[str]) -> Vocabulary:
     return Vocabulary(
         np.array([len(c.encode()) for c in of], np.int64),
         lambda texts: np.searchsorted(points, _code_points("".join(texts))).astype(np.uint16),
-        lambda ids: "".join(of[i] for i in ids),
         json.dumps("".join(of)),
     )
 
@@ -69,7 +59,7 @@ def byte_pairs(tokenizer: Tokenizer) -> Vocabulary:
 
     names = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     sizes = np.array([len(name) for name, _ in names], np.int64)  # a byte is one character there
-    return Vocabulary(sizes, encode, lambda ids: tokenizer.decode(list(ids)), tokenizer.to_str())
+    return Vocabulary(sizes, encode, tokenizer.to_str())
 
 
 def train_byte_pairs(texts: Iterable[str], size: int) -> Vocabulary:
@@ -80,7 +70,7 @@ def train_byte_pairs(texts: Iterable[str], size: int) -> Vocabulary:
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()  # part of the tokenizer's text, whose digest is a fact of runs
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)

@@ -37,8 +37,6 @@ class AttentionMatrixData(TaskData):
     for head_dim >= n, and X of full column rank).
 
     Args:
-        root: unused; nothing is read.
-        seed: decides X and P.
         n: tokens, in [2, 256].
         d: width of a token, at least n (ours).
         rank: of log P minus its column means, in [1, n - 1]; by default n - 1.
@@ -109,7 +107,6 @@ class AttentionMatrix(Task):
     """W_k and W_q of one head; the loss is the mean over queries of the divergence KL(P || softmax(logits)).
 
     Args:
-        data: sequence and target.
         head_dim: rows of W_k and W_q, at least 1; logits are divided by its square root.
     """
 

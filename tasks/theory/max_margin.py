@@ -17,21 +17,13 @@ MOST_CONSTRAINTS = 3000  # that `or_reason` solves: they take a minute, and the 
 
 @dataclass(frozen=True)
 class MaxMargin:
-    """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with its certificate.
+    """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with its certificate."""
 
-    Args:
-        weights: dual solution, float64, shape (m,), at least 0; w is unique, they need not be.
-        norm: ||w||; the margin of w/||w|| is 1/norm.
-        violation: max_k (1 - <c_k, w>), or 0 where all constraints hold.
-        duality_gap: (primal - dual) / primal, with the primal at w scaled until it is feasible; 0 up to rounding.
-        support: how many weights are positive.
-    """
-
-    weights: NDArray[np.float64]
-    norm: float
-    violation: float
-    duality_gap: float
-    support: int
+    weights: NDArray[np.float64]  # dual solution, (m,), at least 0; w is unique, they need not be
+    norm: float  # ||w||; the margin of w/||w|| is 1/norm
+    violation: float  # max_k (1 - <c_k, w>), or 0 where all constraints hold
+    duality_gap: float  # (primal - dual) / primal, with the primal at w scaled until it is feasible; 0 up to rounding
+    support: int  # how many weights are positive
 
 
 Optimum = tuple[Tensor, MaxMargin]
@@ -43,14 +35,9 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
 
     As least-distance programming by non-negative least squares (Lawson and Hanson 1974, chapter 23): with u >= 0 that
     minimises ||sum_k u_k c_k||^2 + (1 - sum_k u_k)^2, w = sum_k u_k c_k / (1 - sum_k u_k), whose denominator is
-    1 / (1 + ||w||^2). The same Gram matrix gives the same answer.
-
-    Returns:
-        The solution, or None if none exists, or only with a margin of at most `NO_MARGIN`.
-
-    Raises:
-        ArithmeticError: no answer within `ACCURACY` was found. This happens for margins below about 1e-4 of the
-            constraints' norms, which drown in the rounding of K.
+    1 / (1 + ||w||^2). The result is None if no solution exists, or only with a margin of at most `NO_MARGIN`, and an
+    ArithmeticError if no answer within `ACCURACY` was found: for margins below about 1e-4 of the constraints' norms,
+    which drown in the rounding of K.
     """
     K = np.asarray(gram, dtype=np.float64)
     lengths = np.sqrt(K.diagonal())

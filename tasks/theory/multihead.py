@@ -1,9 +1,10 @@
 """Paper B's multi-head attention classifier, all heads in one matrix product, on its two kinds of synthetic data."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import log, sqrt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,67 +13,40 @@ from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.groups import Role
 from optimizers.step_size import check_range
-from tasks.core.data import TaskData
+from tasks.core.data import TensorData
 from tasks.core.order import derive_seed
-from tasks.core.randomness import BatchRandomness
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.theory.saturated import logistic_loss
-from tasks.theory.token_classifier import check_sizes
+from tasks.theory.token_classifier import check_sizes, logistic_loss
 
-Samples = tuple[Tensor, Tensor, Tensor]
-"""Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
+
+class Samples(NamedTuple):
+    """Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
+
+    tokens: Tensor
+    signs: Tensor
+    labels: Tensor
+
 
 # Attention logits computed at a time: on a CPU they stay in its cache (up to twice as fast), elsewhere in memory.
 _CPU_LOGITS, _LOGITS = 2**17, 2**24
-_MOST_DRAWS = 100  # a margin that fewer than one in this many samples has is refused
 
 
-# -- data -----------------------------------------------------------------------------------------------------------
-
-
-class SequenceData(TaskData):
+class SequenceData(TensorData):
     """Sequences of tokens with binary labels, in the splits "train", "val" and "test".
 
     The paper studies generalisation, so the test loss is ranked, and settings are chosen on a separate split with as
-    many sequences as the test split (ours). Each split has its own stream of random numbers. `relevant_NT` is 1 at
-    training tokens that carry the label and 0 at others, if known; `planted` is the head that defines the labels, W* of
-    shape (d, d) and U* of shape (T, d), if any; `coarse_NTd` are the test tokens, in float32 if they are float64, for
-    measurements.
+    many sequences as the test split (ours). Each split has its own stream of random numbers.
+
+    Args:
+        n: number of training sequences, at least 1; by default the paper's.
+        n_test: number of test sequences, at least 1; by default the paper's. The selection split has as many (ours).
     """
 
     f_star = 0.0
     loss_offset = MappingProxyType({"train": 0.0, "val": 0.0, "test": 0.0})
-
-    def __init__(
-        self,
-        splits: dict[str, Samples],
-        relevant_NT: Tensor | None = None,
-        planted: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
-        self.splits = splits
-        self.relevant_NT = relevant_NT
-        self.planted = planted
-        self.sizes = {split: len(labels) for split, (_, _, labels) in splits.items()}
-        self.to(torch.device("cpu"), torch.float64)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the samples, the marks of relevant tokens and the planted head to the device."""
-        for split, (tokens, signs, labels) in self.splits.items():
-            self.splits[split] = tokens.to(device, dtype), signs.to(device, dtype), labels.to(device)
-        if self.relevant_NT is not None:
-            self.relevant_NT = self.relevant_NT.to(device, dtype)
-        if self.planted is not None:
-            self.planted = self.planted[0].to(device, dtype), self.planted[1].to(device, dtype)
-        tokens = self.splits["test"][0]
-        self.coarse_NTd = tokens.float() if dtype == torch.float64 else tokens
-
-    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Samples:
-        """Tokens (B, T, d), signs +1 or -1 (B,), labels in {0, 1} (B,)."""
-        tokens, signs, labels = self.splits[split]
-        if isinstance(rows, Tensor) and len(rows) == len(labels):
-            return tokens, signs, labels  # the full batch keeps its order, so nothing needs gathering
-        return tokens[rows], signs[rows], labels[rows]
+    relevant: Tensor | None = None  # (N, T), 1 at training tokens that carry the label and 0 at others
+    planted: tuple[Tensor, Tensor] | None = None  # the head that defines the labels, W* (d, d) and U* (T, d)
 
 
 class MixtureData(SequenceData):
@@ -83,10 +57,6 @@ class MixtureData(SequenceData):
     means are orthogonal, in random directions.
 
     Args:
-        root: unused; nothing is read.
-        seed: decides means and samples.
-        n: number of training sequences, at least 1; the paper's 100.
-        n_test: number of test sequences, at least 1; the paper's 300. The selection split has as many (ours).
         T: tokens per sequence, at least 2; the paper's 10.
         zeta: share of relevant tokens, in (0, 1] with round(zeta T) at least 1; the paper's 0.1.
         d: width of a token, at least M + 2 (ours: the paper leaves it open).
@@ -130,11 +100,10 @@ class MixtureData(SequenceData):
             kinds = torch.randint(0, M, (n, T), generator=generator)
             noise = torch.randn(n, T, d, generator=generator, dtype=torch.float64)
             tokens = torch.where(relevant[..., None], self.mu[labels][:, None], self.nu[kinds] + sigma * noise)
-            return (tokens, 2 * labels.double() - 1, labels), relevant.double()
+            return Samples(tokens, 2 * labels.double() - 1, labels), relevant.double()
 
-        train, relevant_NT = draw("train", n)
-        held_out = {split: draw(split, n_test)[0] for split in ("val", "test")}
-        super().__init__({"train": train, **held_out}, relevant_NT=relevant_NT)
+        train, self.relevant = draw("train", n)
+        super().__init__({"train": train, **{split: draw(split, n_test)[0] for split in ("val", "test")}})
 
 
 class PlantedData(SequenceData):
@@ -143,16 +112,10 @@ class PlantedData(SequenceData):
     Tokens are standard Gaussian; W* and U* are Gaussian matrices, scaled to their norms.
 
     Args:
-        root: unused; nothing is read.
-        seed: decides planted head and samples.
-        n: number of training sequences, at least 1; the paper's 1000.
-        n_test: number of test sequences, at least 1; the paper's 3000. The selection split has as many (ours).
         T: tokens per sequence, at least 2 (ours: the paper leaves it open).
         d: width of a token, at least 1 (ours: the paper leaves it open).
         W_norm: Frobenius norm of W*, in [0, inf): how sharp its attention is (ours: the paper leaves it open).
-        U_norm: Frobenius norm of U*, in (0, inf); only the margin depends on it (ours: the paper leaves it open).
-        margin: only samples with |<U*, softmax(X W* X^T) X>| of at least this are kept, in [0, inf) (ours: the paper
-            leaves it open).
+        U_norm: Frobenius norm of U*, in (0, inf); the labels do not depend on it (ours: the paper leaves it open).
     """
 
     def __init__(
@@ -166,12 +129,10 @@ class PlantedData(SequenceData):
         d: int = 5,
         W_norm: float = 5.0,
         U_norm: float = 5.0,
-        margin: float = 0.0,
     ) -> None:
         check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 1))
         check_range("W_norm", W_norm, 0)
         check_range("U_norm", U_norm, 0, open_low=True)
-        check_range("margin", margin, 0)
         generator = _generator(seed, "head")
         W = torch.randn(d, d, generator=generator, dtype=torch.float64)
         U = torch.randn(T, d, generator=generator, dtype=torch.float64)
@@ -179,21 +140,14 @@ class PlantedData(SequenceData):
 
         def draw(split: str, n: int) -> Samples:
             generator = _generator(seed, split)
-            kept: list[tuple[Tensor, Tensor]] = []
-            for _ in range(_MOST_DRAWS):
-                tokens = torch.randn(n, T, d, generator=generator, dtype=torch.float64)
-                scores = attended(tokens, attention_logits(tokens, W).softmax(1), U).sum((1, 2))
-                clear = scores.abs() >= margin
-                kept.append((tokens[clear], (scores[clear] > 0).long()))
-                if sum(len(labels) for _, labels in kept) >= n:
-                    break
-            else:
-                raise ValueError(f"margin={margin} is out of range: fewer than 1 in {_MOST_DRAWS} samples satisfy it")
-            tokens, labels = (torch.cat(parts)[:n] for parts in zip(*kept, strict=True))
-            return tokens, 2 * labels.double() - 1, labels
+            tokens = torch.randn(n, T, d, generator=generator, dtype=torch.float64)
+            scores = attended(tokens, attention_logits(tokens, W).softmax(1), U).sum((1, 2))
+            labels = (scores > 0).long()
+            return Samples(tokens, 2 * labels.double() - 1, labels)
 
+        self.planted = W, U
         sizes = {"train": n, "val": n_test, "test": n_test}
-        super().__init__({split: draw(split, size) for split, size in sizes.items()}, planted=(W, U))
+        super().__init__({split: draw(split, size) for split, size in sizes.items()})
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
@@ -254,7 +208,7 @@ def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
     """Phi(X) at K points, shape (B, K): the heads of all points are computed as one model.
 
     The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
-    within rounding of 1. As in `tasks.theory.saturated.attended_mean`, the sum is therefore taken of differences to a
+    within rounding of 1. As in `attended_mean`, the sum is therefore taken of differences to a
     constant, here to the mean itself: rounded, it is then the value under the largest weight, and needs no search.
     """
     K, H, T, _ = U_KHTd.shape
@@ -276,7 +230,6 @@ class MultiHeadClassifier(Task):
     Taheri, Thrampoulidis: On the Optimization and Generalization of Multi-head Attention (TMLR 2024).
 
     Args:
-        data: sequences and labels.
         H: number of heads, at least 1; the paper's list is not published.
         init_std: standard deviation of all parameters at the start, in [0, inf); the paper starts at 0.
     """
@@ -328,46 +281,53 @@ class MultiHeadClassifier(Task):
                 data; 0 at zero weights.
         """
         W_KHdd, U_KHTd = weights["heads.W"], weights["heads.U"]
-        data, (K, H, T, _) = self.data, U_KHTd.shape
+        (train, test, coarse_NTd, relevant_NT, planted), (K, H, T, _) = self._measured, U_KHTd.shape
         # The heads of all points as one model; `apart` splits its rows into query token, point and head.
         W_dHd, U_Qd, apart = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1)), (-1, T, T, K, H)
         base2_dHd = W_dHd / log(2)  # logits in base 2, since `exp2` takes a third of the time of `exp`
         outputs, masses, entropies = [], [], []
-        for tokens in pieces(data.splits["train"][0], K * H):
+        for tokens in pieces(train.tokens, K * H):
             logits_BSQ = attention_logits(tokens, base2_dHd)
             below_BSQ = logits_BSQ.sub_(logits_BSQ.amax(1, keepdim=True))
             powers_BSQ = below_BSQ.exp2()
             sum_B1Q = powers_BSQ.sum(1, keepdim=True)
             weights_BSQ = powers_BSQ * sum_B1Q.reciprocal()
             outputs.append(attended(tokens, weights_BSQ, U_Qd).view(apart).sum((1, 2, 4)))
-            if data.relevant_NT is not None:
+            if relevant_NT is not None:
                 masses.append(weights_BSQ.view(apart).mean((2, 4)))
             # -sum_s w_s log w_s with log w_s = log(2) below_s - log(sum)
             far_K = below_BSQ.mul_(weights_BSQ).view(apart).sum((0, 1, 2, 4))
             near_K = log_sum_(powers_BSQ, sum_B1Q).view(-1, T, K, H).sum((0, 1, 3))
             entropies.append(near_K - log(2) * far_K)
-        W_dHd, U_Qd = W_dHd.to(data.coarse_NTd), U_Qd.to(data.coarse_NTd)
+        W_dHd, U_Qd = W_dHd.to(coarse_NTd), U_Qd.to(coarse_NTd)
         test_outputs = [
             attended(tokens, attention_logits(tokens, W_dHd).softmax(1), U_Qd).view(apart).sum((1, 2, 4))
-            for tokens in pieces(data.coarse_NTd, K * H)
+            for tokens in pieces(coarse_NTd, K * H)
         ]
         outputs_NK, tests_NK = torch.cat(outputs), torch.cat(test_outputs).to(W_KHdd.dtype) / sqrt(H)
-        (_, _, labels_N), (_, test_signs_N, test_labels_N) = data.splits["train"], data.splits["test"]
         values = {
             "avg_norm_W": W_KHdd.norm(dim=(2, 3)).mean(1),
             "avg_norm_U": U_KHTd.norm(dim=(2, 3)).sum(1) / sqrt(H),
             "entropy": torch.stack(entropies).sum(0) / (len(outputs_NK) * T * H),
-            "train_error": _error(outputs_NK, labels_N),
-            "test_loss": logistic_loss(test_signs_N[:, None] * tests_NK).mean(0),
-            "test_error": _error(tests_NK, test_labels_N),
+            "train_error": _error(outputs_NK, train.labels),
+            "test_loss": logistic_loss(test.signs[:, None] * tests_NK).mean(0),
+            "test_error": _error(tests_NK, test.labels),
         }
-        if data.relevant_NT is not None:
-            mass_NTK, relevant_NT1 = torch.cat(masses), data.relevant_NT[..., None]
+        if relevant_NT is not None:
+            mass_NTK, relevant_NT1 = torch.cat(masses), relevant_NT[..., None]
             values["attn_score"] = (mass_NTK * relevant_NT1).sum(1).mean(0)
             values["off_relevant"] = (mass_NTK * (1 - relevant_NT1)).sum(1).mean(0)
-        if data.planted is not None:
-            values["align_W"], values["align_U"] = map(_cosine, (W_KHdd, U_KHTd), data.planted)
+        if planted:
+            values["align_W"], values["align_U"] = map(_cosine, (W_KHdd, U_KHTd), planted)
         return values
+
+    @cached_property
+    def _measured(self) -> tuple[Samples, Samples, Tensor, Tensor | None, list[Tensor]]:
+        """Training and test samples, coarse test tokens, marks of relevant tokens, the planted head; on the device."""
+        (train, test), data = (self.data.splits[split] for split in ("train", "test")), self.data
+        coarse_NTd = test.tokens.float() if test.tokens.dtype == torch.float64 else test.tokens
+        relevant_NT = None if data.relevant is None else data.relevant.to(train.tokens)
+        return train, test, coarse_NTd, relevant_NT, [part.to(train.tokens) for part in data.planted or ()]
 
 
 def log_sum_(powers_BSQ: Tensor, sum_B1Q: Tensor) -> Tensor:

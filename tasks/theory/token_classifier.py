@@ -5,36 +5,30 @@ decoder u reads its output: Phi(X) = u^T X^T softmax(X W x_1). All formulas stay
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.step_size import check_range
-from tasks.core.data import TaskData
-from tasks.core.randomness import BatchRandomness
+from tasks.core.data import TensorData
+from tasks.core.order import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.theory.max_margin import Optimum, attention_svm, fact, or_reason
-from tasks.theory.saturated import attended_mean
 
 
 class Sequences(NamedTuple):
-    """Labelled sequences.
+    """Labelled sequences."""
 
-    Attributes:
-        tokens: shape (n, T, d); the first token of a sequence is also its query.
-        labels: 0 for y = -1 and 1 for y = +1, shape (n,).
-        optimal: place of the optimal token in each sequence, shape (n,).
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    optimal: Tensor
+    tokens: Tensor  # (n, T, d); the first token of a sequence is also its query
+    labels: Tensor  # 0 for y = -1 and 1 for y = +1, (n,)
+    optimal: Tensor  # place of the optimal token in each sequence, (n,)
 
     @property
     def signs(self) -> Tensor:
@@ -42,22 +36,34 @@ class Sequences(NamedTuple):
         return (2 * self.labels - 1).to(self.tokens.dtype)
 
 
-class TokenData(TaskData):
-    """Sequences of random tokens, each with one optimal token, for the tasks of paper A.
+class TokenData(TensorData):
+    """Sequences of random tokens, each with one optimal token, for the tasks of paper A: a problem for each seed.
 
-    Subclasses define the splits "train" and "test", and `samples` if batches have another form. The training loss is
-    ranked, and settings are chosen by it (`TaskSpec.ranks_training`), since the theory is about optimization. Test
-    sequences are only measured during training. Held-out ones cannot select settings here: 20 sequences do not teach
-    `synthetic` which tokens of other sequences are optimal, and on `synthetic_joint` the held-out loss of normalised
-    methods grows while the training loss goes to 0.
+    Subclasses draw the splits "train" and "test" around a random unit vector, `direction`. The training loss is ranked,
+    and settings are chosen by it (`TaskSpec.ranks_training`), since the theory is about optimization: 20 sequences do
+    not teach `synthetic` which tokens of others are optimal. Test sequences are only measured during training.
+
+    Args:
+        n: number of training sequences, at least 1 (ours).
+        n_test: number of test sequences, at least 1 (ours).
+        T: tokens per sequence, at least 2 (ours).
+        d: width of a token, at least 2 (ours).
     """
 
     select = report = "train"
+    stream: ClassVar[str]
 
-    def __init__(self, splits: dict[str, Sequences]) -> None:
-        self.splits = splits
-        self.samples: dict[str, Any] = splits
-        self.sizes = {split: len(sequences.labels) for split, sequences in splits.items()}
+    def __init__(
+        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64
+    ) -> None:
+        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2))
+        generator = torch.Generator().manual_seed(derive_seed(seed, self.stream))
+        self.direction = on_sphere(generator, d)
+        super().__init__({split: self.draw(generator, size, T) for split, size in (("train", n), ("test", n_test))})
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator, n: int, T: int) -> Any:
+        """Sequences, with the fields of `Sequences` and maybe more."""
 
     @cached_property
     def att_svm(self) -> Optimum | str:
@@ -76,19 +82,6 @@ class TokenData(TaskData):
     def facts(self) -> dict[str, Any]:
         """Whether the max-margin problems were solved, and the solutions' norms and accuracy."""
         return {name: fact(direction) for name, direction in self.directions().items()}
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the samples to the device."""
-        for split, sequences in self.splits.items():
-            tokens, labels, optimal = sequences
-            self.splits[split] = Sequences(tokens.to(device, dtype), labels.to(device), optimal.to(device))
-
-    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Any:
-        """The samples of these rows."""
-        samples = self.samples[split]
-        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
-            return samples  # the full batch keeps its order, so nothing needs gathering
-        return type(samples)(*(part[rows] for part in samples))
 
 
 def check_sizes(**sizes: tuple[int, int]) -> None:
@@ -163,20 +156,26 @@ class TokenClassifier(Task):
         return {"accuracy": BinaryAccuracy(validate_args=False)}
 
     @abstractmethod
-    def judge(
-        self, batch: Any, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Loss (less `data.loss_offset`) and margin y Phi(X) of each sequence at K points, shape (K, B) each.
+    def values(self, batch: Any, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """What the decoder reads in each token, shape (B, T); with the weights of K points (B, T, K or 1)."""
 
-        `mean` maps values of tokens to their mean under the attention, shape (B, T, K) to (B, K).
-        """
+    @abstractmethod
+    def judge(self, batch: Any, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (less `data.loss_offset`) and margin y Phi(X) of each sequence, from its attended mean value."""
+
+    def loss(self, batch: Any) -> Outcome:
+        """Mean loss; predictions are classes, shape (B,)."""
+        return self._outcome(batch, attended_mean(self.head(batch.tokens), self.values(batch)))
 
     def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
         """`loss` at K points."""
         logits_BTK = stacked_logits(batch.tokens, weights["head.W"])
-        loss_KB, margin_KB = self.judge(batch, weights, lambda values: attended_mean(logits_BTK, values, dim=1))
-        labels_KB = batch.labels.expand_as(margin_KB)
-        return Outcome(loss_KB.mean(1), torch.where(margin_KB > 0, labels_KB, 1 - labels_KB), labels_KB)
+        return self._outcome(batch, attended_mean(logits_BTK, self.values(batch, weights), dim=1).T)
+
+    def _outcome(self, batch: Any, mean: Tensor) -> Outcome:
+        loss, margin = self.judge(batch, mean)
+        labels = batch.labels.expand_as(margin)
+        return Outcome(loss.mean(-1), torch.where(margin > 0, labels, 1 - labels), labels)
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of W and its attention on the training samples, and the test loss.
@@ -196,7 +195,8 @@ class TokenClassifier(Task):
         n = len(order_nT1)
         logits_BTK = stacked_logits(everything.tokens, weights["head.W"])
         weights_BTK = logits_BTK.softmax(dim=1)
-        loss_KB, margin_KB = self.judge(everything, weights, lambda values: (weights_BTK * values).sum(1))
+        mean_BK = (weights_BTK * self.values(everything, weights)).sum(1)
+        loss_KB, margin_KB = self.judge(everything, mean_BK.T)
         wrong_KB = (margin_KB <= 0).to(loss_KB.dtype)
         logits_nTK = logits_BTK[:n].gather(1, order_nT1.expand(-1, -1, len(loss_KB)))
         log_weights_nTK = logits_nTK.log_softmax(dim=1)
@@ -242,3 +242,22 @@ def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:
         half_square = torch.where(norm_K == 0, 1, half_square)
         values |= {f"alignment{suffix}": 1 - half_square, f"distance{suffix}": (2 * half_square).sqrt()}
     return values
+
+
+def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
+    """sum_t softmax(logits)_t values_t over a dimension, the last by default, with a gradient that survives saturation.
+
+    The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
+    The sum is therefore taken over differences from a constant, which changes neither sum nor gradient: the mean
+    itself, correctly rounded. At saturation this is the value under the largest weight, without a search for it.
+    """
+    weights = logits.softmax(dim)
+    fixed, known = weights.detach(), values.detach()
+    mean = (fixed * known).sum(dim, keepdim=True)
+    mean = mean + (fixed * (known - mean)).sum(dim, keepdim=True)  # corrects the rounding of the first
+    return mean.squeeze(dim) + (weights * (values - mean)).sum(dim)
+
+
+def logistic_loss(margins: Tensor) -> Tensor:
+    """log(1 + exp(-margin)) of each, exact to rounding for all margins (torch's `softplus` only to 1e-9)."""
+    return -logsigmoid(margins)

@@ -29,22 +29,15 @@ class ImageData(TaskData):
     """Images and labels from `samples`; validation is carved from the training set by `validation_rows`.
 
     Args:
-        root: the data folder.
-        seed: unused; the images are the same for every seed.
         n_train: use only this many of the training images, the first in the order of their hashes; all by default.
         flip: mirror half of the training images left to right.
         crop: shift training images by up to this many pixels each way, with black padding; 0 for none.
-
-    Attributes:
-        name: determines the validation rows, and appears in messages.
-        classes: labels are in [0, classes).
-        n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
     """
 
     seeded = False
-    name: ClassVar[str]
-    classes: ClassVar[int]
-    n_val: ClassVar[int | None] = None
+    name: ClassVar[str]  # determines the validation rows, and appears in messages
+    classes: ClassVar[int]  # labels are in [0, classes)
+    n_val: ClassVar[int | None] = None  # training images kept for validation; None for a tenth, but at most 5,000
 
     def __init__(
         self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
@@ -80,11 +73,7 @@ class ImageData(TaskData):
     @staticmethod
     @abstractmethod
     def samples(root: Path) -> Mapping[str, Labelled]:
-        """Images and labels of "train" and of "test".
-
-        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels integers of shape (N,): arrays, or
-        paths of IDX files, compressed (.gz) or not.
-        """
+        """Images and labels of "train" and of "test", as for `tasks.image_task`."""
 
     def facts(self) -> dict[str, Any]:
         """Facts that identify the images: digests of all of them, and of the held-out rows."""

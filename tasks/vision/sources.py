@@ -8,28 +8,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tasks.core.files import require_content, require_present, unpack
+from tasks.core.files import DataError, md5, require_present, unpack
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Image files in torchvision's folders, compressed or not.
+    """Image files in torchvision's folders, compressed or not."""
 
-    Attributes:
-        folder: below the data folder.
-        md5: by file name, of the uncompressed content.
-        dataset: torchvision's class of that data set, which downloads it.
-        archive: name of a tar archive of the folder, as published; empty for none.
-        ending: of the files as published: `.gz` or nothing.
-        url: of a published file, asked for first, since torchvision takes seconds to import.
-    """
-
-    folder: str
-    md5: dict[str, str]
-    dataset: str
-    archive: str = ""
-    ending: str = ""
-    url: str = ""
+    folder: str  # below the data folder
+    md5: dict[str, str]  # by file name, of the uncompressed content
+    dataset: str  # torchvision's class of that data set, which downloads it
+    archive: str = ""  # name of a tar archive of the folder, as published
+    ending: str = ""  # of the files as published: `.gz` or nothing
+    url: str = ""  # of a published file, asked for first, since torchvision takes seconds to import
 
     def find(self, root: Path) -> Path:
         """The folder of the files: where torchvision puts it, where unpacking an archive by hand does, or `root`."""
@@ -65,7 +56,10 @@ class ImageSource:
     def require_whole(self, root: Path) -> None:
         """Make sure that the files exist and are undamaged, or raise a DataError."""
         self.require(root)
-        require_content({path: self.md5[name] for name, path in self.files(root).items()})
+        for name, path in self.files(root).items():
+            if (actual := md5(path)) != self.md5[name]:
+                what = f"damaged data file {path}: {path.stat().st_size:,} bytes, of MD5 {actual}, not {self.md5[name]}"
+                raise DataError(f"{what}; delete it and copy or download it again")
 
 
 MNIST = ImageSource(

@@ -25,14 +25,11 @@ class ViTClassifier(Task):
     first author's public ViT code; dropout acts on the embedding and after attention and MLP (our reading).
 
     Args:
-        data: the images.
         patch_size: side of a square patch, in pixels; must divide the image.
         depth: number of transformer blocks.
-        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
-            composed ones.
+        attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically composed ones.
         num_heads: attention heads per block; must divide embed_dim for `standard`, and for `dcmha` without head_dim.
-        head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens: patches and
-            class token.
+        head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens.
         mlp_width: hidden width of a block's MLP.
         embed_dim: width of a token.
         dropout: rate in [0, 1).
