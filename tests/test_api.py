@@ -401,7 +401,7 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
 
 
 def test_names_of_others_do_no_harm_in_a_notebook(store: Path) -> None:
-    run = record("synthetic-ngd-1", task=WILD)
+    run = record("synthetic-ngd-1", task=WILD, chosen={"opt.name": WILD})
     begin(store, run).end([run])
     found = bench.load(store)
     for html in (found._repr_html_(), found[0]._repr_html_(), bench.leaderboard(store=store)._repr_html_()):

@@ -75,7 +75,7 @@ def test_a_board_needs_only_the_record(cli, here: Path, store: Path, monkeypatch
         assert board.code == 0, board.err
         assert "fashion_mnist, depth 1" in board.out
         assert run.run_id in cli("list", "runs", "--task", name, "--store", store).out
-    assert "fashion_mnist (fashion.py:SPEC): test accuracy" in cli("show", run.run_id, "--store", store).out
+    assert "fashion_mnist: test accuracy" in cli("show", run.run_id, "--store", store).out
     wrong = cli("leaderboard", "--task", "fashion_mnst", "--store", store)
     assert "did you mean 'fashion_mnist'" in wrong.err
 

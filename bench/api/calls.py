@@ -272,12 +272,14 @@ class Call:
         self.places = {name: place(name, str(given[name]) if name in given else None) for name in ("data", "store")}
         self.folders = {name: self.places[name] for name in given}
         self.efforts = taken("engine", "workers", "cluster", "width", "budget")
-        effort = dict(self.efforts)
+        effort: dict[str, Any] = dict(self.efforts)
         if (workers := effort.get("workers", "auto")) != "auto":
             if not str(workers).isdecimal() or not 0 < int(workers) <= MOST_WORKERS:
                 raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
             effort["workers"] = str(workers)
-        self.effort = Effort(**effort | {name: read_budget(effort[name]) for name in ("budget",) if name in effort})
+        if "budget" in effort:
+            effort["budget"] = read_budget(effort["budget"])
+        self.effort = Effort(**effort)
         self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
         self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
         top |= taken("data_seed", "precision", "device")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.api.calls import Call
 from bench.api.results import Comparison, Study
-from bench.boards.collect import REFERENCES, default_reference
+from bench.boards.rows import REFERENCES, default_reference
 from bench.config.checks import check_early, check_engine, check_places
 from bench.config.settings import problem_of
 from bench.config.values import Seeds, parts, read_seeds, reference_folder
@@ -244,7 +244,7 @@ def _contest(
     if shipped is not None:
         designed, total = sum(trial["kind"] == "design" for trial in shipped.trials), len(shipped.trials)
         tune = Tune(trials=designed, seeds=wanted or shipped.seeds, sampler=shipped.sampler, total=total)
-    names = list(dict.fromkeys([*(baselines if shipped is None else []), *opts]))
+    names: list[str] = list(dict.fromkeys([*(baselines if shipped is None else []), *opts]))
     if len({*names, *baselines}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if unused := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in names]:
