@@ -77,6 +77,14 @@ def test_a_diverged_run_is_worse_than_every_number(store):
     assert (by_opt["adamw"]["effect"], by_opt["adamw"]["verdict"]) == (None, "worse")
 
 
+def test_only_seeds_before_the_first_unfinished_one_decide(store):
+    changes = {"status": "running", "final": None, "best": None, "steps": 1}
+    others = [make_run("sgd", seed, final=LOW[seed]) for seed in range(7) if seed != 4]
+    keep(store, *seeds("adam", HIGH), *others, make_run("sgd", 4, **changes))
+    row = rows("quality", store)["sgd"]
+    assert (row["n"], row["won"], row["verdict"]) == (6, "0 of 4", "too few seeds (4 of 7)")
+
+
 @pytest.mark.parametrize(
     "strange", [{"final": None}, {"final": float("nan")}, {"final": 1e308}, {"final": -1e308}, {"final": 2 * HUGE}]
 )

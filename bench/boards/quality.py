@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected, Entry, Problem
-from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, with_tuning_noise
+from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, may_have_missed, with_tuning_noise
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
 from bench.results.selection import above_infimum
+from bench.results.stats import exp
 from bench.results.table import Board, Column, Table
 from bench.text import CONVERGED, listed
 
@@ -17,7 +18,12 @@ TUNING_NOISE = (
     " simulations the interval covers 74 to 98 %; the plain interval covers 63 to 96 %"
 )
 """Help of the column; the numbers are from `results/statistics`."""
+MISSED = "how much better the best setting of the searched box may be than the chosen one (85 %)"
 _BEST = "the same at the step that is best on the selection split: secondary and optimistic"
+_TUNING = (
+    "better and worse also hold if the worse optimizer's search missed as much as it may have, else no"
+    " difference is found (within tuning)"
+)
 _CHOICE = (
     "tuned settings were chosen by the metric on the selection split, which for tasks without one is the training split"
 )
@@ -29,7 +35,7 @@ def quality(collected: Collected) -> Board:
     compared_on = [problem for problem in collected.problems if collected.reference_of(problem) is not None]
     if len(compared_on) > 1:
         tables.insert(0, _over_tasks(collected, compared_on, tables))
-    return Board("quality", "Quality at a fixed budget", tables, [VERDICTS, _CHOICE])
+    return Board("quality", "Quality at a fixed budget", tables, [VERDICTS, _TUNING, _CHOICE])
 
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
@@ -40,11 +46,13 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         retuned, why = with_tuning_noise(collected, entry, metric)
         if why:
             silent[why].append(entry.name)
+        missed = may_have_missed(entry, metric)
         rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
             "final": metric.mean(entry) or entry.lost,
             "final_tuned": retuned,
             "best": at_best.mean(entry),
             "trials": len(entry.study.trials) if entry.study else None,
+            "missed": missed if missed is None or not metric.log else exp(missed),
         }
     mean, better = "geometric mean" if metric.log else "mean", "larger" if problem.mode == "max" else "smaller"
     about = f"at the last step, {mean} over seeds with 95 % t-interval; {better} is better"
@@ -54,6 +62,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
         Column("best", "at the selected step", _BEST),
         Column("trials", "trials", "tried settings"),
+        Column("missed", "may have missed", MISSED + (", as a factor" if metric.log else "")),
     ]
     notes = [at_floor] if at_floor else []
     notes += [f"{opt} is not compared: {why}" for opt, why in collected.excluded(problem).items()]

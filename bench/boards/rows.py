@@ -149,6 +149,7 @@ def _entry(place: Place, group: Sequence[RunResult], problem: Problem, won: list
     return Entry(
         runs=runs,
         others=Counter(run.status for run in group if not run.finished),
+        pending=min((seed_of(run) for run in group if not run.finished and seed_of(run) not in runs), default=None),
         problem=problem,
         opt=place[1],
         name=place[1],

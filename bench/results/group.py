@@ -30,6 +30,7 @@ class Group:
 
     runs: dict[Seed, RunResult] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
+    pending: Seed | None = None  # the smallest seed of an unfinished run
 
     @classmethod
     def of(cls, runs: Iterable[RunResult]) -> "Group":
@@ -53,8 +54,13 @@ class Group:
         return sorted({run.machine for run in self.runs.values()})
 
     def common_seeds(self, *others: "Group") -> list[Seed]:
-        """The seeds that it shares with all others, sorted."""
-        return sorted(set(self.runs).intersection(*(other.runs for other in others)))
+        """The seeds that it shares with all others, sorted, below any whose run has not finished.
+
+        Which runs finish first may depend on their results, and the test looks at seeds in ascending order.
+        """
+        shared = sorted(set(self.runs).intersection(*(other.runs for other in others)))
+        pending = [group.pending for group in (self, *others) if group.pending is not None]
+        return [seed for seed in shared if not pending or seed < min(pending)]
 
 
 def seed_of(run: RunResult) -> Seed:
