@@ -80,7 +80,7 @@ class OptimizerSpec:
     """
 
     name: str  #: as given to `--opt`
-    target: str  #: `module:Class`, imported when `cls` is first used
+    target: str  #: ``module:Class``, imported when `cls` is first used
     formula: str  #: the update rule in one line
     source: str  #: paper or documentation
     version: int = 1  #: incremented when a change alters results; part of every run's identity
@@ -90,14 +90,14 @@ class OptimizerSpec:
     #: values; sweeps and plots vary the first one
     search: Mapping[str, LogUniform | tuple[Any, ...]] = field(default_factory=dict)
     traits: Traits = Traits()  #: facts about the method
-    #: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without it
+    #: ``module:function``, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without it
     #: a sweep has one instance of the class for each run, which is slower
     update: str | None = None
     #: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity
     package: str | None = None
     #: the default optimizer for all parameters except matrices; without it and without a user's, `target` has all
     rest: str | None = None
-    #: `module:function`, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter a
+    #: ``module:function``, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter a
     #: mapping of those that differ. Values that the user gives for a role override them
     groups: str | None = None
     #: values that replace `defaults` on tasks of a family (`TaskSpec.family`); the suite's are measured
