@@ -90,15 +90,15 @@ class OptimizerSpec:
     #: values; sweeps and plots vary the first one
     search: Mapping[str, LogUniform | tuple[Any, ...]] = field(default_factory=dict)
     traits: Traits = Traits()  #: facts about the method
-    #: ``module:function``, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without it
-    #: a sweep has one instance of the class for each run, which is slower
+    #: ``module:function``, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`); without
+    #: it a sweep has one instance of the class for each run, which is slower
     update: str | None = None
     #: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity
     package: str | None = None
     #: the default optimizer for all parameters except matrices; without it and without a user's, `target` has all
     rest: str | None = None
-    #: ``module:function``, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter a
-    #: mapping of those that differ. Values that the user gives for a role override them
+    #: ``module:function``, called with all `optimizers.Parameter` and the method's hyperparameters: for each parameter
+    #: a mapping of those that differ. Values that the user gives for a role override them
     groups: str | None = None
     #: values that replace `defaults` on tasks of a family (`TaskSpec.family`); the suite's are measured
     #: (`results/defaults`)
