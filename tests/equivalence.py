@@ -107,10 +107,6 @@ CASES = [
 CASES += [Case("adam", 4, clip=True, attention=kind) for kind in ("fixed_head", "dcmha")]
 
 
-KEPT = Case("sngd", 4, task="tiny_text")
-"""The case that the ranks also train with gradient checkpointing."""
-
-
 class Trained(NamedTuple):
     """Weights by name, and the curve as rows of (loss, gradient norm, raw step, applied step).
 
@@ -298,8 +294,6 @@ def main(folder: Path, names: Collection[str]) -> None:
         saved = {}
         for case in (case for case in worker_cases(strategy) if case.name in names):
             saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
-        again = config_of(KEPT, devices=2, strategy=strategy, **{"task.gradient_checkpointing": True})
-        saved["gradient checkpointing"] = by_suite(again)._asdict()
         torch.save(saved, folder / f"{strategy}-{torch.distributed.get_rank()}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -38,6 +38,7 @@ from tests.entered import (
     seeds,
     study,
 )
+from tests.stored import begin
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 HIGH, LOW = [*A, 0.82, 0.85], [*B, 0.70, 0.74]  # enough seeds for a decision
@@ -78,10 +79,11 @@ def test_a_diverged_run_is_worse_than_every_number(store):
 
 
 def test_only_seeds_before_the_first_unfinished_one_decide(store):
-    changes = {"status": "running", "final": None, "best": None, "steps": 1}
     others = [make_run("sgd", seed, final=LOW[seed]) for seed in range(7) if seed != 4]
-    keep(store, *seeds("adam", HIGH), *others, make_run("sgd", 4, **changes))
+    keep(store, *seeds("adam", HIGH), *others)
+    training = begin(store, make_run("sgd", 4))
     row = rows("quality", store)["sgd"]
+    training.close()
     assert (row["n"], row["won"], row["verdict"]) == (6, "0 of 4", "too few seeds (4 of 7)")
 
 

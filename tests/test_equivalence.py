@@ -17,7 +17,6 @@ from tests.depth import selected
 from tests.equivalence import (
     CASES,
     CLIP,
-    KEPT,
     ODD_CASES,
     STEPS,
     STRATEGIES,
@@ -132,16 +131,6 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
 def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
     for rank in fsdp:
         assert distance(rank[case.name]["weights"], plain(case).weights) < 1e-6
-
-
-@pytest.mark.ci
-@pytest.mark.deep
-def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
-    ddp: list[dict[str, dict]], fsdp: list[dict[str, dict]]
-) -> None:
-    for ranks_, most in ((ddp, 1e-9), (fsdp, 1e-6)):
-        for rank in ranks_:
-            assert distance(rank["gradient checkpointing"]["weights"], plain(KEPT).weights) < most
 
 
 @pytest.mark.matrix(keep=6)

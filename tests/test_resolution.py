@@ -40,14 +40,22 @@ def test_a_setting_without_effect_leaves_little_to_miss() -> None:
     decades = [-2.0, -3, -1, -3.5, -1.5, -2.5, -0.5, -3.75, -1.75]
     scores = [(x + 2) ** 2 for x in decades]
     bound = missed([{"lr": 10.0**x, "decay": 3.0**i} for i, x in enumerate(decades)], scores, 1e-3)
-    assert bound is not None
     assert bound < 0.3
 
 
-@given(st.lists(st.tuples(st.sampled_from([1e-3, 1e-2, 0.1, 1.0]), st.sampled_from(["a", "b"]), st.floats(-1e6, 1e6))))
-def test_any_trials_have_a_bound(trials: list[tuple[float, str, float]]) -> None:
+values = st.sampled_from([None, True, "a", 0.5, math.inf, [0.9, 0.99]])
+
+
+@given(st.lists(st.tuples(st.sampled_from([1e-3, 1e-2, 0.1, 1.0]), values, st.floats(-1e6, 1e6)), max_size=100))
+def test_any_trials_have_a_bound(trials: list[tuple[float, object, float]]) -> None:
     bound = missed([{"lr": lr, "kind": kind} for lr, kind, _ in trials], [score for *_, score in trials], 0.0)
-    assert bound is None if len(trials) < 4 else bound is not None and 0 <= bound < math.inf
+    assert bound >= 0
+    assert math.isinf(bound) == (len(trials) < 3)
+
+
+def test_trials_of_another_space_leave_everything_to_miss() -> None:
+    assert missed([{"lr": 0.1}, {"lr": 0.2}, {"momentum": 0.9}], [1.0, 2.0, 3.0], 0.1) == math.inf
+    assert missed([{}] * 9, [1.0] * 9, 0.1) == math.inf
 
 
 @pytest.mark.parametrize(("mode", "log"), [("min", False), ("max", False), ("min", True)])

@@ -250,7 +250,6 @@ def search(
     values = true[best] + rng.normal(0, shape.noise, fresh)
     tried = [{str(k): 10.0 ** (4 * x) for k, x in enumerate(place)} for place in places.tolist()]
     bound = missed(tried, scores.tolist(), float(values.std(ddof=1)) / math.sqrt(seeds))
-    assert bound is not None
     return values, float(true[best]), bound
 
 

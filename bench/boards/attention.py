@@ -68,7 +68,9 @@ def _table(collected: Collected, problem: Problem) -> Table | None:
     for entry, runs in observed.items():
         why = entry.refused or (ref and ref.refused and f"the reference: {ref.refused}")
         verdict = {"difference": None, "verdict": f"not compared: {why}"}
-        verdict = verdict if why else against(at(entry, "entropy"), at(ref, "entropy"))
+        if not why:
+            common = entry.common_seeds(ref) if ref else []
+            verdict = against(*({s: x for s, x in at(e, "entropy").items() if s in common} for e in (entry, ref)))
         verdict = {"verdict": "reference"} if entry is ref else verdict
         rows[entry] = {
             "n": len(runs),

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from bench.boards.collect import Collected, Entry, Problem
@@ -52,7 +53,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
             "final_tuned": retuned,
             "best": at_best.mean(entry),
             "trials": len(entry.study.trials) if entry.study else None,
-            "missed": missed if missed is None or not metric.log else exp(missed),
+            "missed": None if missed in (None, inf) else exp(missed) if metric.log else missed,
         }
     mean, better = "geometric mean" if metric.log else "mean", "larger" if problem.mode == "max" else "smaller"
     about = f"at the last step, {mean} over seeds with 95 % t-interval; {better} is better"

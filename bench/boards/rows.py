@@ -149,7 +149,7 @@ def _entry(place: Place, group: Sequence[RunResult], problem: Problem, won: list
     return Entry(
         runs=runs,
         others=Counter(run.status for run in group if not run.finished),
-        pending=min((seed_of(run) for run in group if not run.finished and seed_of(run) not in runs), default=None),
+        pending=min((seed_of(r) for r in group if r.status == "running" and seed_of(r) not in runs), default=None),
         problem=problem,
         opt=place[1],
         name=place[1],

@@ -84,9 +84,9 @@ class Verdicts:
         if (result := self.measure.compare(entry, self.ref)) is None:
             return "no common seeds"
         if result.sign and self.within_tuning:
-            ahead = may_have_missed(self.ref if result.sign > 0 else entry, self.measure)
-            shifted = self.measure.compare(entry, self.ref, ahead=result.sign * (ahead or 0.0))
-            if shifted is not None and shifted.sign != result.sign:
+            ahead = may_have_missed(self.ref if result.sign > 0 else entry, self.measure) or 0.0
+            shifted = None if ahead == math.inf else self.measure.compare(entry, self.ref, ahead=result.sign * ahead)
+            if shifted is None or shifted.sign != result.sign:
                 after = result.decided_after if result.diverges else None
                 return replace(result, verdict=WITHIN_TUNING, decided_after=after)
         return result
@@ -138,10 +138,10 @@ class Verdicts:
 def may_have_missed(entry: Entry, measure: Measure) -> float | None:
     """By how much the best setting of a tuned entry may be better than the chosen one, on the scale of the measure.
 
-    None if it was not tuned by this metric, or its study is unknown or too small (`resolution.missed`).
+    None if it was not tuned by this metric or its study is unknown; infinite if that is too small.
     """
     study, metric = entry.study, entry.problem.metric
-    if entry.kind != "tuned" or study is None or (study.metric or metric) != metric:
+    if entry.kind != "tuned" or study is None or (study.metric or metric) != metric or not study.seeds:
         return None
 
     def cost(value: float) -> float:

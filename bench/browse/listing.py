@@ -38,7 +38,8 @@ def table(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> Table:
     for run in runs:
         config, study = run.config, studies.get(run.run_id)
         names = f"{bare(config['task'])} {bare(config['opt'])} {run.part}"
-        settings = f"{names} {config['device']} {run.chosen}" if fold else run.run_id  # all but the seeds
+        versions = [run.versions.get(of) for of in ("task", "task_package", "opt", "opt_package", "rest")]
+        settings = f"{names} {config['device']} {run.chosen} {versions}" if fold else run.run_id  # all but the seeds
         key = "", settings
         if fold and study is not None:
             key = f"study {study}", names

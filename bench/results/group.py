@@ -20,6 +20,7 @@ Seed = tuple[int, int]
 """Seeds of the initialisation and of the order of the samples; runs that share both are paired."""
 
 HUGE = 1e100  # larger values count as missing, since their squares overflow; ours
+FAR = 200.0  # larger logarithms of factors are like infinite ones; ours
 RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "f1", "exact_match"), (0.0, 1.0))
 """Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
 
@@ -30,7 +31,7 @@ class Group:
 
     runs: dict[Seed, RunResult] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
-    pending: Seed | None = None  # the smallest seed of an unfinished run
+    pending: Seed | None = None  # the smallest seed of a run in training
 
     @classmethod
     def of(cls, runs: Iterable[RunResult]) -> "Group":
@@ -54,7 +55,7 @@ class Group:
         return sorted({run.machine for run in self.runs.values()})
 
     def common_seeds(self, *others: "Group") -> list[Seed]:
-        """The seeds that it shares with all others, sorted, below any whose run has not finished.
+        """The seeds that it shares with all others, sorted, below any whose run is still in training.
 
         Which runs finish first may depend on their results, and the test looks at seeds in ascending order.
         """
@@ -104,6 +105,7 @@ class Measure:
         values, other, floor = self.values(first, seeds), self.values(second, seeds), CONVERGED if self.log else None
         if ahead:
             by = ahead if self.mode == "max" else -ahead
+            by = max(-FAR, min(FAR, by)) if self.log else by
             moved = [value if value is None else value * math.exp(by) if self.log else value + by for value in other]
             other = [value if value is None else min(max(value, self.ends[0]), self.ends[1]) for value in moved]
         comparison = compare(values, other, self.mode, log=self.log, tests=tests, floor=floor)

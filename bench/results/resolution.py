@@ -23,17 +23,17 @@ LENGTHS, AMPLITUDES = (0.1, 4.0), (0.5, 4.0)
 transformed scores; log-uniform. Ours."""
 PROCESSES, DRAWS = 256, 128
 """Numbers of processes with random scales, and of draws from them. Ours."""
-PLACES = (8, 200)
+PLACES = (8, 120)
 """Number of places in the box for each trial, and at most. Ours."""
-LEAST_TRIALS = 4
-"""Fewer scores have no shape. Ours."""
+TRIALS = (3, 64)
+"""Fewer scores have no shape; of more, the best count. Ours."""
 LEAST_VALUES = 4
 """An axis with fewer tried numbers counts as a list, whose values have no values between them. Ours."""
 
 Array = NDArray[np.float64]
 
 
-def missed(points: Sequence[Mapping[str, Any]], scores: Sequence[float], noise: float) -> float | None:
+def missed(points: Sequence[Mapping[str, Any]], scores: Sequence[float], noise: float) -> float:
     """An upper bound of the difference between the best of the scores and the lowest one in the searched box.
 
     Args:
@@ -42,19 +42,22 @@ def missed(points: Sequence[Mapping[str, Any]], scores: Sequence[float], noise: 
         noise: standard deviation of a score, at least 0.
 
     Returns:
-        The bound, at least 0; None if the trials are too few to show a shape.
+        The bound, at least 0; infinite if the trials are too few to show a shape, or differ in their settings.
     """
-    if len(scores) < LEAST_TRIALS:
-        return None
-    axes = [_unit([point[name] for point in points]) for name in points[0]]
-    return _missed(tuple(axes), tuple(scores), noise)
+    best = sorted(range(len(scores)), key=lambda i: scores[i])[: TRIALS[1]]
+    names = {tuple(points[i]) for i in best}
+    if len(best) < TRIALS[0] or names == {()} or len(names) > 1:
+        return math.inf
+    axes = [_unit([points[i][name] for i in best]) for name in points[0]]
+    return _missed(tuple(axes), tuple(scores[i] for i in best), noise)
 
 
 def _unit(values: Sequence[Any]) -> tuple[bool, tuple[float, ...]]:
     """Whether an axis is a range, and its values between 0 and 1, those of a list by their order."""
-    is_range = len({*values}) >= LEAST_VALUES and all(is_number(value) and value > 0 for value in values)
-    order = sorted({*values}, key=lambda value: (isinstance(value, str), value if is_number(value) else str(value)))
-    at = [math.log(value) if is_range else float(order.index(value)) for value in values]
+    keys = [(float(value), "") if is_number(value) else (math.inf, str(value)) for value in values]
+    order = sorted({*keys})
+    is_range = len(order) >= LEAST_VALUES and all(0 < number < math.inf for number, _ in keys)
+    at = [math.log(key[0]) if is_range else float(order.index(key)) for key in keys]
     return is_range, tuple((x - min(at)) / (max(at) - min(at) or 1.0) for x in at)
 
 

@@ -23,7 +23,8 @@ def load_tokenizer(model: str) -> Tokenizer:
 
     Its `tokenizer.json` is read directly; other kinds are left to `transformers`.
     """
-    folder = model_folder(model, [*_FILES, "tokenizer_config.json", "merges.txt"], has_tokenizer, "its tokenizer")
+    patterns = [*_FILES, "config.json", "tokenizer_config.json", "merges.txt"]
+    folder = model_folder(model, patterns, has_tokenizer, "its tokenizer")
     if not has_tokenizer(folder):
         raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
     try:

@@ -90,6 +90,12 @@ class FixedDecoderData(TokenData):
         best = scores.gather(1, optimal[:, None])
         return ScoredSequences(tokens, labels, optimal, best - scores, best[:, 0], torch.sigmoid(-best[:, 0]))
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the samples to the device, with sigmoids in the precision of the run."""
+        super().to(device, dtype)
+        for split, samples in self.splits.items():
+            self.splits[split] = samples._replace(sigmoid=torch.sigmoid(-samples.best))
+
     def facts(self) -> dict[str, Any]:
         """The infimum of the loss, and the facts of all tasks of paper A."""
         return super().facts() | {"f_star": self.f_star}
