@@ -1,5 +1,6 @@
 """Stored runs that a call selects, as boards, charts and the report."""
 
+import atexit
 import gc
 import math
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from bench.results.table import Board
     from bench.store.stores import Stores
 
+atexit.register(gc.unfreeze)  # after `reading`; at its end, Python must find the objects that DuckDB counts
 BOARD_NAMES = ("quality", "pairs", "speed", "theory", "attention")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Unpack
 
 from bench.api.calls import Call, Executing, Place, Seeds, Settings, path_of, public
+from bench.api.stores import list_
 from bench.config.values import counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer
@@ -17,6 +18,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 def reproduce(
     name: str | None = None,
     *,
+    list: bool = False,
     claims: bool = False,
     quick: bool = False,
     search: bool = False,
@@ -34,12 +36,15 @@ def reproduce(
 
     Args:
         name: an experiment of `bench list experiments`.
+        list: list the experiments.
         claims: show the shipped verdicts on the claims of all papers, or of paper NAME.
         quick: few seeds and steps, under a minute; not evidence.
         search: also search the constants that the paper does not state.
         seeds: a number (5: those of the experiment first, then the next integers) or a list (0,1,2; 10:15).
         out: folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed).
     """
+    if list:
+        return list_("experiments")
     if claims:
         from bench.papers.shipped import board, read
         from bench.results import render
