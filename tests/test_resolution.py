@@ -50,7 +50,7 @@ values = st.sampled_from([None, True, "a", 0.5, math.inf, [0.9, 0.99]])
 def test_any_trials_have_a_bound(trials: list[tuple[float, object, float]]) -> None:
     bound = missed([{"lr": lr, "kind": kind} for lr, kind, _ in trials], [score for *_, score in trials], 0.0)
     assert bound >= 0
-    assert math.isinf(bound) == (len(trials) < 3)
+    assert math.isinf(bound) == (len(trials) < 2)
 
 
 def test_trials_of_another_space_leave_everything_to_miss() -> None:

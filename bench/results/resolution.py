@@ -25,8 +25,8 @@ PROCESSES, DRAWS = 256, 128
 """Numbers of processes with random scales, and of draws from them. Ours."""
 PLACES = (8, 120)
 """Number of places in the box for each trial, and at most. Ours."""
-TRIALS = (3, 64)
-"""Fewer scores have no shape; of more, the best count. Ours."""
+TRIALS = (2, 64)
+"""Fewer scores say nothing; of more, the best count. Ours."""
 LEAST_VALUES = 4
 """An axis with fewer tried numbers counts as a list, whose values have no values between them. Ours."""
 
@@ -42,7 +42,7 @@ def missed(points: Sequence[Mapping[str, Any]], scores: Sequence[float], noise: 
         noise: standard deviation of a score, at least 0.
 
     Returns:
-        The bound, at least 0; infinite if the trials are too few to show a shape, or differ in their settings.
+        The bound, at least 0; infinite if there is one trial, or they differ in what they set.
     """
     best = sorted(range(len(scores)), key=lambda i: scores[i])[: TRIALS[1]]
     names = {tuple(points[i]) for i in best}
