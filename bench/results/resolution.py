@@ -21,10 +21,8 @@ CONFIDENCE = 0.85
 LENGTHS, AMPLITUDES = (0.1, 4.0), (0.5, 4.0)
 """Ranges of the length scale of each axis, in widths of the searched box, and of the amplitude, in units of the
 transformed scores; log-uniform. Ours."""
-PROCESSES, DRAWS = 256, 128
-"""Numbers of processes with random scales, and of draws from them. Ours."""
-PLACES = (8, 120)
-"""Number of places in the box for each trial, and at most. Ours."""
+PROCESSES, PLACES, DRAWS = 256, 64, 128
+"""Numbers of processes with random scales, of places in the box, and of draws there. Ours."""
 TRIALS = (2, 64)
 """Fewer scores say nothing; of more, the best count. Ours."""
 LEAST_VALUES = 4
@@ -66,7 +64,7 @@ def _missed(axes: tuple[tuple[bool, tuple[float, ...]], ...], scores: tuple[floa
     from scipy.stats import qmc
 
     tried, y = np.array([values for _, values in axes]).T, np.array(scores) - min(scores)
-    places = qmc.Halton(len(axes), scramble=False).random(min(PLACES[0] * len(y), PLACES[1]) + 1)[1:]
+    places = qmc.Halton(len(axes), scramble=False).random(PLACES + 1)[1:]
     for k, (is_range, values) in enumerate(axes):
         if not is_range:
             known = np.unique(values)
