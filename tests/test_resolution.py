@@ -76,5 +76,6 @@ def test_a_verdict_on_optimizers_needs_more_than_one_on_settings() -> None:
     _, verdicts, _ = judged(collected, problem)
     (muon,) = (entry for entry in collected.problems[problem] if entry.opt == "muon")
     plain, within = replace(verdicts, within_tuning=False).of(muon), verdicts.of(muon)
-    assert [result.words for result in (plain, within)] == ["worse", "no difference found (within tuning)"]  # pyright: ignore
+    words = [result.words for result in (plain, within)]  # pyright: ignore
+    assert words == ["worse", "no difference found (within tuning)"]
     assert verdicts.values(muon, within)["more"] is None  # more seeds would not help

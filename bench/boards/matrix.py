@@ -75,7 +75,7 @@ def summary(collected: Collected) -> str:
         " ".join(LEGEND),
         "● with runs in your stores" * bool(ours),
         "; ".join(dict.fromkeys(collected.no_reference(p) for p in problems if collected.reference_of(p) is None)),
-        f"{counted(len(theirs), 'problem')} without runs of yours: bench leaderboard --board all" * bool(theirs),
+        f"{counted(len(theirs), 'problem')} without one marked ●: bench leaderboard --board all" * bool(theirs),
         "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])

@@ -9,6 +9,7 @@ from bench.boards.collect import Collected, Entry, Problem
 from bench.boards.shared import COLORS, NAME, VERDICTS, Verdicts, board_table, may_have_missed, with_tuning_noise
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
+from bench.results.resolution import CONFIDENCE
 from bench.results.selection import above_infimum
 from bench.results.stats import exp
 from bench.results.table import Board, Column, Table
@@ -19,7 +20,7 @@ TUNING_NOISE = (
     " simulations the interval covers 74 to 98 %; the plain interval covers 63 to 96 %"
 )
 """Help of the column; the numbers are from `results/statistics`."""
-MISSED = "how much better the best setting of the searched box may be than the chosen one (85 %)"
+MISSED = f"how much better the best setting of the searched box may be than the chosen one ({100 * CONFIDENCE:g} %)"
 _BEST = "the same at the step that is best on the selection split: secondary and optimistic"
 _TUNING = (
     "better and worse also hold if the worse optimizer's search missed as much as it may have, else no"

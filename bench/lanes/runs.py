@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from bench.config.run_config import RunConfig
 from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, described
-from bench.lanes.engine import Lanes, LanesModule
+from bench.lanes.engine import Lanes
+from bench.lanes.module import LanesModule
 from bench.lanes.optimizers import Weights
 from bench.progress import SweepProgress
 from bench.store.record import RunResult

@@ -47,7 +47,7 @@ class BlockWriter:
                 write_records(self.folder / RUNS, runs)
                 if not again and self._are_elsewhere():
                     _clear(self.folder, state=not resume, after=resume)
-                    raise RunBusy(f"a run of {what} is in training by another process")
+                    raise RunBusy(f"{what}, or a part of it, is in training by another process")
         except BaseException as error:
             self.close()
             if isinstance(error, Damaged):  # results are not replaced unasked
@@ -58,7 +58,7 @@ class BlockWriter:
     def _are_elsewhere(self) -> bool:
         """Whether another block with one of the runs has results, or is in training: perhaps since this instant.
 
-        Two processes with overlapping blocks first write their records and then look, so one of them sees the other.
+        Two processes with overlapping blocks first write their records and then look, so at least one sees the other.
         """
         ids = {run.run_id for run in self.runs}
         blocks = [block for block in blocks_in(self.store, ids) if isinstance(block, Block)]
