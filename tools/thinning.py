@@ -1,8 +1,10 @@
-"""Copy finished runs into a small store for `results`, as `tools.publish` does.
+"""Copy finished runs into a small store for `results`, as `tools.publish` does: python -m tools.thinning STORE DEST.
 
 Fresh seeds keep 200 rows of their curves, trials a tenth of that, their last evaluation and no measurements.
 """
 
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 
 from bench.store.block import DONE, name_of
 from bench.store.record import RunResult
+from bench.store.reports import CheckRecord
 from bench.store.stores import Stores
 from bench.store.tables import Columns
 from bench.store.writer import write_block
@@ -45,6 +48,14 @@ def copy(stores: Stores, runs: Sequence[RunResult], to: Path, points: int = 200)
     return len(ids)
 
 
+def main(store: Path, to: Path) -> None:
+    """Copy the finished runs of a store, with its records of studies and checks, into a new one."""
+    stores = Stores([store])
+    print(f"{copy(stores, stores.runs, to)} runs")
+    if (store / CheckRecord.folder).is_dir():
+        shutil.copytree(store / CheckRecord.folder, to / CheckRecord.folder)
+
+
 def _thin(
     run: RunResult, tables: Mapping[str, Columns], points: int, run_ids: set[str]
 ) -> tuple[RunResult, dict[str, Columns]]:
@@ -66,3 +77,7 @@ def _thin(
         keep[rows if n > max(2, points) else slice(None)] = True
         thin[name] = {column: values[keep] for column, values in table.items()}
     return replace(run, thinned=run.thinned or run.steps > max(2, points)), thin
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
