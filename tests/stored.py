@@ -50,7 +50,7 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
 
 def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> BlockWriter:
     """Begin a run: a row of its curve for each loss, and a measurement; `end` takes its result."""
-    writer = Store(store).begin([replace(result, status="running")], again=True)
+    writer = BlockWriter(store, [replace(result, status="running")], again=True)
     rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
     writer.append_curve(np.array(rows, float).reshape(-1, 1, 4))
     writer.append_measurements(["error"], [0, 2], np.array([[[0.75]], [[np.nan]]]))
@@ -97,7 +97,7 @@ def begin_block(
     changes = {"engine": "lanes", **changes}
     results = [record(run_id, **changes) for run_id in run_ids]
     begun = [replace(result, status="running") for result in results]
-    writer = Store(store).begin(begun, again=True)
+    writer = BlockWriter(store, begun, again=True)
     writer.append_curve(np.full((results[0].steps, len(results), 4), loss))
     writer.append_measurements(["angle"], [0], np.full((1, len(results), 1), loss))
     writer.flush()

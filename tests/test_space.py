@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.config.values import log_grid
 from bench.errors import UserError
-from bench.store.reports import edges_of
+from bench.store.reports import StudyRecord
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, Design, Scores, Trial, point_key
 from bench.tuning.spec import read_space, trials_of
@@ -248,6 +248,12 @@ def test_tuning_ends_and_smaller_budgets_are_prefixes(sampler, lists, ranges, dr
     assert (best is None) == (not finite)
     if best is not None:
         assert max(known[point_key(best)] or 0.0, least) == (min(finite) if mode == "min" else max(finite))
+
+
+def edges_of(axes: list[str], points, best) -> list[str]:
+    about = {"kind": "design", "state": "completed", "score": 1.0}
+    trials: Any = [{"point": point, "runs": [str(i)], **about} for i, point in enumerate(points)]
+    return StudyRecord("s", "t", "o", [0], axes, "min", "grid", trials, str(points.index(best)), False).edges
 
 
 def test_the_edge_is_that_of_the_tried_numbers() -> None:

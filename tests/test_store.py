@@ -68,7 +68,7 @@ def train(writer: BlockWriter, first: int = 0, last: int = 6) -> None:
 
 
 def make_block(store: Store, **changes: Any) -> Path:
-    writer = store.begin(begun(), again=True)
+    writer = BlockWriter(store.folder, begun(), again=True)
     train(writer)
     writer.end(results(**changes))
     return writer.folder
@@ -146,7 +146,7 @@ def test_the_best_of_several_blocks_with_a_run_is_read(kept: Store) -> None:
     assert {run.run_id: run.final for run in kept.runs()} == {"a": 2.0, "b": 1.0, "c": 1.0}  # it has the run's name
     assert kept.tables("a")["curve"]["loss"].tolist() == [0.125, 0.25, 0.5]
     (kept.folder / "a/done/runs.jsonl").write_text("{")
-    assert kept.find_all("a")["a"].runs["a"].final == 1.0
+    assert kept.contents("a").blocks["a"].runs["a"].final == 1.0
     assert kept.tables("a")["curve"]["loss"].tolist() == [0.5] * 3
 
 
@@ -155,24 +155,24 @@ def test_a_run_in_a_block_of_several_is_not_trained_again(kept: Store, cli: Cli)
     (run,) = kept.runs()
     shutil.rmtree(kept.folder)
     lanes = [replace(run, engine="lanes", thinned=True), record("b", thinned=True)]
-    kept.begin([replace(lane, status="running") for lane in lanes]).end(lanes)
+    BlockWriter(kept.folder, [replace(lane, status="running") for lane in lanes]).end(lanes)
     assert "already stored" in cli(*FIT).err
     assert not (kept.folder / run.run_id).exists()
     assert cli(*FIT, "--rerun").code == 0
-    assert [run.engine for run in kept.finished_all([run.run_id]).values()] == ["lightning"]
+    assert [run.engine for run in kept.contents([run.run_id]).finished.values()] == ["lightning"]
 
 
 # -- blocks in training -----------------------------------------------------------------------------------------------
 
 
 def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None:
-    writer = kept.begin(begun())
+    writer = BlockWriter(kept.folder, begun())
     train(writer, last=2)
     writer.flush()
     (block,) = unfinished(kept.folder)
     assert (block.folder, list(block.runs), block.busy) == (writer.folder, IDS, True)
     assert {run.status for run in kept.runs()} == {"running"}
-    assert kept.finished_all(IDS) == {}
+    assert kept.contents(IDS).finished == {}
     kill(writer)
     assert {(run.status, run.steps) for run in kept.runs()} == {("killed", 2)}
     shutil.rmtree(writer.folder)
@@ -182,36 +182,36 @@ def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None
 BEGIN = """
 import sys
 from pathlib import Path
-from tests.test_store import Store, begun
+from tests.test_store import BlockWriter, begun
 
-Store(Path(sys.argv[1])).begin(begun())
+BlockWriter(Path(sys.argv[1]), begun())
 """
 
 
 def test_a_block_is_trained_by_one_process(kept: Store) -> None:
-    writer = kept.begin(begun())
+    writer = BlockWriter(kept.folder, begun())
     for again in (False, True):
         with pytest.raises(RunBusy, match=r"the block of runs block-\w{16} is in training by another process"):
-            kept.begin(begun(), again=again)
+            BlockWriter(kept.folder, begun(), again=again)
     process = subprocess.run([sys.executable, "-c", BEGIN, kept.folder], capture_output=True, text=True)
     assert "RunBusy" in process.stderr
     train(writer)
     writer.end(results())
     with pytest.raises(RunBusy, match="was just trained by another process"):
-        kept.begin(begun())
+        BlockWriter(kept.folder, begun())
     assert is_whole(kept)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\x00" * 100])
 def test_no_run_is_finished_with_fewer_rows_than_steps(kept: Store, content: bytes) -> None:
-    writer = kept.begin(begun())
+    writer = BlockWriter(kept.folder, begun())
     train(writer, last=2)
     writer.flush()
     next(writer.folder.glob("part-*.curve.*")).write_bytes(content)
     train(writer, first=2)
     with pytest.raises(RunFailed, match=r"part-0+2\.curve\.parquet: .*: the store changed"):
         writer.end(results())
-    assert kept.finished_all(IDS) == {}
+    assert kept.contents(IDS).finished == {}
 
 
 def test_readers_write_nothing(kept: Store, cli: Cli) -> None:
@@ -282,9 +282,9 @@ def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(
 def test_blocks_that_share_a_run_do_not_train_at_once(tmp_path: Path) -> None:
     """Two commands with overlapping grids that begin at the same instant see each other only when they write."""
     store, shared = tmp_path / "runs", [record("a", status="running"), record("b", status="running")]
-    first = Store(store).begin(shared)
+    first = BlockWriter(store, shared)
     with pytest.raises(RunBusy, match="by another process"):
-        Store(store).begin([shared[1], record("c", status="running")])
+        BlockWriter(store, [shared[1], record("c", status="running")])
     assert [path.name for path in store.iterdir()] == [first.folder.name]
     first.drop()
-    Store(store).begin([shared[1], record("c", status="running")]).drop()
+    BlockWriter(store, [shared[1], record("c", status="running")]).drop()

@@ -95,7 +95,7 @@ class BlockMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.store, self.other = Store(self.folder / "runs"), Store(self.folder / "other")
-        writer = self.other.begin(begun())
+        writer = BlockWriter(self.other.folder, begun())
         train(writer)
         writer.end(results(final=0.125))
         self.final: float | None = None
@@ -124,7 +124,7 @@ class BlockMachine(RuleBasedStateMachine):
         saved = 0 if checkpoint is None else int(checkpoint.read_text())
         if checkpoint is not None:
             assert saved in {step for step, _ in parts_in(checkpoint.parent)}, "a checkpoint without its rows"
-        writer = self.store.begin(begun(), resume=saved, again=again)
+        writer = BlockWriter(self.store.folder, begun(), resume=saved, again=again)
         try:
             for step in range(saved, last, 2):
                 train(writer, first=step, last=step + 2)

@@ -169,7 +169,7 @@ def test_a_full_disk_ends_the_study_which_continues(cli, monkeypatch: pytest.Mon
 
     words = ("tune", *SMALL, "--trials", 3, "--seeds", "1000,", "--report_seeds", 0, "--engine", engine, "--workers", 1)
     with monkeypatch.context() as patch:
-        patch.setattr("bench.store.files.json.dump", no_space)
+        patch.setattr("bench.store.reports.replacing", no_space)
         full = cli(*words)
     assert full.code == 1
     assert re.search("cannot write to the store .*: No space left on device; free some space, then repeat", full.err)

@@ -118,7 +118,7 @@ def _withdraw(arms: set[tuple[str, str]]) -> None:
     """Remove the shipped blocks with these tasks and schedules, of which each has one, and their studies."""
     old = Stores([RUNS])
     run_ids = {run.run_id for run in old.runs if (run.config["task"], run.config["trainer"]["schedule"]) in arms}
-    for folder in {old.place(run_id) for run_id in run_ids}:
+    for folder in {old.blocks[run_id].folder for run_id in run_ids}:
         shutil.rmtree(folder)
     for study in old.studies:
         if study.run_ids & run_ids:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.store.block import DONE, name_of
 from bench.store.record import RunResult
-from bench.store.reports import CheckRecord
+from bench.store.reports import CheckRecord, write_report
 from bench.store.stores import Stores
 from bench.store.tables import Columns
 from bench.store.writer import write_block
@@ -44,7 +44,7 @@ def copy(stores: Stores, runs: Sequence[RunResult], to: Path, points: int = 200)
         tables = [stores.tables(run.run_id) for run in block]
         write_block(done, [_thin(*pair, points, run_ids=trials) for pair in zip(block, tables, strict=True)])
     for study in studies:
-        study.write(to)
+        write_report(to, study)
     return len(ids)
 
 

@@ -196,7 +196,7 @@ def load(store: Folders = None) -> "Runs":
     from bench.store.stores import Stores
 
     stores = Stores(folders(store) or [place("store")])
-    runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
+    runs = [Run(run, stores.blocks[run.run_id].folder.parent) for run in stores.runs]
     return Runs(runs, list(map(str, stores.damaged)))
 
 

@@ -44,9 +44,8 @@ def verify(path: Path | None, runs: int, tasks: list[str] | None, opts: list[str
         raise UserError("this installation has no reference results; name a store: bench verify PATH")
     stores = Stores([path])
     code = warn_of(stores)
-    if stores.runs:
-        stores.refuse_unknown(tasks, opts)
-    candidates = [run for run in stores.runs if run.status in ("completed", "diverged") and run.is_of(tasks, opts)]
+    selected = stores.selected(tasks, opts) if stores.runs else []
+    candidates = [run for run in selected if run.status in ("completed", "diverged")]
     if not candidates:
         raise UserError(f"no matching finished runs in {stores.shown}")
     drawn = random.sample(candidates, min(runs, len(candidates)))

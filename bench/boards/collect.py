@@ -127,8 +127,8 @@ def collect(
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     by_id = {run.run_id: run for run in stores.runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
-    stores.refuse_unknown(tasks, opts)
-    tasks = tasks and sorted({bare(run.config["task"]) for run in stores.runs if run.names["task"] & {*tasks}})
+    stores.selected(tasks, opts)  # raises if a name is unknown
+    tasks = tasks and sorted({bare(run.config["task"]) for run in stores.selected(tasks, None)})
     read = opts and {*opts, *({reference, reference.partition(" (")[0]} if reference else rows.REFERENCES)}
 
     def is_of(subject: StudyRecord | RunResult, opts: Collection[str] | None) -> bool:

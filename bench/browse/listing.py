@@ -24,9 +24,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 def selected(stores: Stores, tasks: Sequence[str], opts: Sequence[str], statuses: Sequence[str]) -> list[RunResult]:
     """The runs with these names and statuses (none: all), the newest first."""
-    stores.refuse_unknown(tasks, opts)
-    runs = [run for run in stores.runs if not statuses or run.status in statuses]
-    runs = [run for run in runs if run.is_of(tasks, opts)] if tasks or opts else runs
+    runs = [run for run in stores.selected(tasks, opts) if not statuses or run.status in statuses]
     return sorted(runs, key=lambda run: (run.begun, run.run_id), reverse=True)
 
 
@@ -112,7 +110,7 @@ def as_json(runs: Iterable[RunResult], stores: Stores) -> list[dict[str, Any]]:
     studies = studies_of(stores)
     return [
         {
-            **result_json(run, stores.place(run.run_id).parent),
+            **result_json(run, stores.blocks[run.run_id].folder.parent),
             **{"reason": run.reason, "begun": run.begun or None, "engine": run.engine, "plan": run.plan},
             **{"seed": run.config["seed"], "data_seed": run.config["data_seed"]},
             **{"study": studies.get(run.run_id), "settings": run.chosen},

@@ -29,8 +29,8 @@ from bench.config.plugins import adopt, packed
 from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command, shield
-from bench.store.files import Damaged, making, write_json
-from bench.store.reports import CheckRecord, check_path, read_report
+from bench.store.files import Damaged, making
+from bench.store.reports import CheckRecord, check_path, read_report, write_report
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
@@ -102,10 +102,8 @@ def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(store: Path, report: CheckRecord) -> Path:
     """Store a report; it replaces one on the same version of the optimizer, with the same `opt.rest`."""
-    path = report.path(store)
     with making(store):
-        write_json(path, vars(report), indent=1)
-    return path
+        return write_report(store, report)
 
 
 def stored(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> CheckRecord | None:

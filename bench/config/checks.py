@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import Any
 
 from bench.config.options import optimizer_options
@@ -14,7 +15,7 @@ from bench.config.run_config import RunConfig
 from bench.errors import UserError, described
 from bench.machine import is_main_process
 from bench.progress import doing
-from bench.store.store import Store
+from bench.store.files import existing, making
 from optimizers import TASK_VALUE, OptimizerSpec
 from optimizers.groups import REST, split_rest
 from optimizers.plugins import BROKEN, load
@@ -25,7 +26,8 @@ def check_places(configs: Iterable[RunConfig]) -> None:
     """Ensure that the store is writable and that the data files exist, fetching them if necessary (UserError)."""
     for config in {repr((c.store, c.data, c.task, c.task_options)): c for c in configs}.values():
         if is_main_process():  # the other ranks write nothing
-            Store(config.store).refuse_unwritable()
+            with making(config.store), TemporaryFile(dir=existing(config.store)):  # leaves no trace
+                pass
         if config.task_spec.files:
             require = load(config.task_spec.files)
             names = inspect.signature(require).parameters

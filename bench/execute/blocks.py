@@ -57,7 +57,7 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
     """The runs that are not finished in their common store, by id."""
     by_id = {config.run_id: config for config in configs}
-    finished = Store(configs[0].store).finished_all(by_id)
+    finished = Store(configs[0].store).contents(by_id).finished
     return {run_id: config for run_id, config in by_id.items() if run_id not in finished}
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from bench import process
 from bench.config.run_config import RunConfig
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
+from bench.errors import RunBroke, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
@@ -259,8 +259,7 @@ def _trained(block: Block, future: Any) -> bool:
         raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
     store = first.store
     for name, contents in files.items():
-        busy = RunBusy(f"{name} is in training by another process")
-        with making(store), Lock(store / name, busy), new_results(store / name) as out:
+        with making(store), Lock(store / name), new_results(store / name) as out:
             for file, content in contents.items():
                 with replacing(out / file) as temporary:
                     temporary.write_bytes(content)

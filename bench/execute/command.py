@@ -58,7 +58,7 @@ def results_of(
             stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
             over = budget is not None and spent() and f"the budget of {budget.text} is spent; {stored}"
             raise KeyboardInterrupt(f"{over or 'stopped; finished runs are stored'}, and {CONTINUES}")
-    results = store.finished_all(config.run_id for config in configs)
+    results = store.contents(config.run_id for config in configs).finished
     if lost := sum(config.run_id not in results for config in configs):
         raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the call")
     return [results[config.run_id] for config in configs]

@@ -96,7 +96,7 @@ class _Work:
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
         runs, effort, crew = dict(self.left), self.crew.effort, self.crew
-        blocks = self.store.find_all(runs)
+        blocks = self.store.contents(runs).blocks
         stored = {run_id: block.runs[run_id] for run_id, block in blocks.items()}
         self._forget([run_id for run_id, block in blocks.items() if block.done])
         if not self.left:
@@ -168,7 +168,7 @@ class _Work:
 
     def _busy(self, run_ids: Collection[str]) -> set[str]:
         """The runs that other processes train, or have just finished, which are forgotten and shown."""
-        stored = self.store.find_all(run_ids)
+        stored = self.store.contents(run_ids).blocks
         finished = {run_id: block.runs[run_id] for run_id, block in stored.items() if block.done}
         if finished:
             self._forget(finished)

@@ -100,12 +100,12 @@ def train_block(
                 result.environment["width"] = width
         checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True)
         saved = usable_steps(checkpoint, put_aside=True)
-        before = store.find_all(result.run_id for result in results) if saved else {}
+        before = store.contents(result.run_id for result in results).blocks if saved else {}
         for result in results:
             if (block := before.get(result.run_id)) is not None:
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
-        writer = store.begin(results, resume=saved)
+        writer = BlockWriter(first.store, results, resume=saved)
         _refuse_if_taken(store, configs, writer)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)
@@ -146,7 +146,7 @@ def train_block(
 
 def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    for block in store.find_all(config.run_id for config in configs).values():
+    for block in store.contents(config.run_id for config in configs).blocks.values():
         if (writer is None or block.folder != writer.folder) and (block.busy or block.done):
             raise RunBusy("another process is training some of these runs, or has just finished them")
 

@@ -86,7 +86,7 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
 def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
     """The arms with stored runs by label, without seeds whose problem has no reference solution, and these with why."""
     store = Store(arm_runs[0][1].store)
-    stored = store.finished_all(config.run_id for _, config in arm_runs)
+    stored = store.contents(config.run_id for _, config in arm_runs).finished
     runs = [(label, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
     without = {run.config["seed"]: f"{n} is {why}" for _, run in runs for n, why in run.unsolved.items()}
     of_arms: dict[str, list[RunResult]] = {}

@@ -24,7 +24,7 @@ from pathlib import Path
 from bench.errors import RunBusy, UserError
 from bench.store.files import Damaged, is_there, read_bytes
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import TABLES, Columns, parts_in, read_finished
+from bench.store.tables import TABLES, Columns, parts_in, read_cached
 
 PREFIX = "block-"
 RUNS, DONE, LOCK, CHECKPOINT = "runs.jsonl", "done", "lock", "last.ckpt"
@@ -47,10 +47,10 @@ class Lock(AbstractContextManager["Lock"]):
     POSIX drops all locks of a process on a file as soon as the process closes any descriptor of that file, so a file
     whose lock this process holds is never opened a second time. A child that was forked does not have the lock.
 
-    If it is taken, also by this process, it raises `busy`; UserError if the file system has no locks.
+    If it is taken, also by this process, it raises RunBusy; UserError if the file system has no locks.
     """
 
-    def __init__(self, folder: Path, busy: RunBusy) -> None:
+    def __init__(self, folder: Path, what: str = "") -> None:
         self.path = folder / LOCK
         for _ in range(TRIES):
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Lock(AbstractContextManager["Lock"]):
                         return
                     os.close(self._handle)  # taken, or of a file that was removed meanwhile
             time.sleep(PAUSE_SECONDS)
-        raise busy
+        raise RunBusy(f"{what or folder} is in training by another process")
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -130,7 +130,7 @@ class Block:
         if not self.done:
             return {}
         paths = [path for name in TABLES if is_there(path := self.folder / DONE / f"{name}.parquet")]
-        tables = {path.stem: read_finished(path, wanted, *_version(path)).get(run_id, {}) for path in paths}
+        tables = {path.stem: read_cached((path,), wanted, *_version(path)).get(run_id, {}) for path in paths}
         steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
         if rows != steps and not self.runs[run_id].thinned:
             why = f"it has {rows} rows of {run_id}, which took {steps} steps"
@@ -191,8 +191,7 @@ def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | 
         yield Damaged(store, f"it cannot be read ({error.strerror})")
         return
     for name in names:
-        of_others = run_ids is not None and name not in run_ids and not name.startswith(PREFIX)
-        if of_others or name[0] == ".":
+        if name[0] == "." or not (run_ids is None or name in run_ids or name.startswith(PREFIX)):
             continue
         try:
             if (block := read_block(store / name)) is not None:

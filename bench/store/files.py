@@ -1,7 +1,6 @@
 """Files of a store: atomic writes, disk errors, and a loader that checks types and imports nothing."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError
-from bench.text import clean, plain, why_wrong
+from bench.text import clean, why_wrong
 
 T = TypeVar("T")
 _adapter = cache(TypeAdapter)  # building one takes longer than reading a record
@@ -51,13 +50,6 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def write_json(path: Path, value: Any, **options: Any) -> None:
-    """Write strict JSON atomically; the folder is created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        json.dump(plain(value), file, allow_nan=False, **options)
 
 
 def existing(path: Path) -> Path:

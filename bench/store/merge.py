@@ -12,9 +12,9 @@ from pathlib import Path
 from bench.errors import RunBusy
 from bench.progress import doing
 from bench.store.block import Block, Lock, name_of
-from bench.store.files import Damaged, disk_errors, write_json
-from bench.store.reports import KINDS, reports_in
-from bench.store.store import Store
+from bench.store.files import Damaged, disk_errors
+from bench.store.reports import KINDS, reports_in, write_report
+from bench.store.store import Contents
 from bench.store.stores import Stores
 from bench.store.writer import new_results, write_block
 
@@ -39,7 +39,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
     It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
     """
     stores, merged, new = Stores(sources), Merged(), dict[Path, list[str]]()
-    present = {run.run_id: run for run in Store(into).runs() if run.finished}
+    present = Contents([into]).finished
     reports = {report.path(into): report for report in reports_in(into) if not isinstance(report, Damaged)}
     with disk_errors(into, "name another DEST"), doing("merging"):
         merged.damaged, merged.differing = list(stores.damaged), list(stores.conflicts)
@@ -56,7 +56,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
             _copy(stores.blocks[run_ids[0]], {*run_ids}, into, merged)
         for report in (*stores.studies, *stores.checks):
             if (path := report.path(into)) not in reports:
-                write_json(path, vars(report), indent=1)
+                write_report(into, report)
                 merged.records[report.folder] += 1
             elif reports[path] != report:
                 merged.notes.append(f"{path} differs from the one to copy; it is kept")
@@ -65,15 +65,17 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
 
 def _copy(block: Block, run_ids: Set[str], into: Path, merged: Merged) -> None:
     """Copy runs of a finished block, in the order of its lanes."""
-    target = into / name_of([run_id for run_id in block.runs if run_id in run_ids])
+    lanes = [run_id for run_id in block.runs if run_id in run_ids]
+    target = into / name_of(lanes)
     try:
-        content = [(run, block.tables(run_id)) for run_id, run in block.runs.items() if run_id in run_ids]
-        with Lock(target, RunBusy(f"{target} is in training")), new_results(target) as out:
-            if not Store(into).finished_all(run_ids):  # else another process has just copied some
-                write_block(out, content)
-                merged.copied += len(run_ids)
+        content = [(block.runs[run_id], block.tables(run_id)) for run_id in lanes]
+        with Lock(target):
+            if not Contents([into], lanes).finished:  # else another process has just copied some
+                with new_results(target) as out:
+                    write_block(out, content)
+                merged.copied += len(lanes)
     except Damaged as error:
         merged.damaged.append(error)
     except RunBusy as error:
         merged.notes.append(str(error))
-        merged.skipped += len(run_ids)
+        merged.skipped += len(lanes)

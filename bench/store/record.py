@@ -123,21 +123,21 @@ class RunResult:
         """The names by which filters select its task and its optimizer (`opt`)."""
         return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
 
-    def is_of(self, tasks: Sequence[str] | None, opts: Sequence[str] | None) -> bool:
-        """Whether it has one of these tasks and one of these optimizers; None and no names allow all."""
-        chosen = {"task": tasks, "opt": opts}
-        return all(not names or self.names[kind] & {*map(bare, names)} for kind, names in chosen.items())
-
     @property
     def processor(self) -> str:
         """The name of the GPU, else of the CPU."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine")
 
     @property
+    def threads(self) -> str:
+        """The number of its threads in words."""
+        count = self.environment.get("threads") or "unknown"
+        return f"{count} thread{'s' * (count != 1)}"
+
+    @property
     def machine(self) -> str:
         """The type of machine and the engine, as far as they affect timings."""
-        threads = self.environment.get("threads")
-        on_cpu = "" if self.environment.get("gpu") else f", {threads or 'unknown'} thread{'s' * (threads != 1)}"
+        on_cpu = "" if self.environment.get("gpu") else f", {self.threads}"
         trainer = self.config.get("trainer", {})
         devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
         return f"{self.processor}{on_cpu}, {self.engine}" + f", {devices} devices" * (devices > 1)
@@ -196,8 +196,7 @@ def made_on(runs: Sequence[RunResult]) -> str:
     """Processors, threads, versions and days of runs, in words."""
     machines: dict[str, set[str]] = {}
     for run in runs:
-        threads = f"{n} thread{'s' * (n != 1)}" if (n := run.environment.get("threads")) else "unknown threads"
-        machines.setdefault(threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", run.processor))
+        machines.setdefault(run.threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", run.processor))
     places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
     packages = [
         f"{name} {' or '.join(sorted({str(run.versions.get(name, 'unknown')) for run in runs}))}"

@@ -2,18 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from bench.store.files import Damaged, disk_errors, parse, read_bytes, write_json
+from bench.store.files import Damaged, parse, read_bytes, replacing
 from bench.store.record import Count, Json, Mode, Name, Number, RunId
-from bench.text import is_number
+from bench.text import is_number, plain
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 
@@ -62,32 +62,22 @@ class StudyRecord:
 
     @property
     def edges(self) -> list[str]:
-        """Searched settings whose winning value is at an edge (`edges_of`)."""
-        return edges_of(self.axes, [trial["point"] for trial in self.trials], self.best["point"] if self.best else {})
+        """The searched settings whose winning value is the lowest or highest of three or more tried numbers."""
+        edges, best = list[str](), self.best["point"] if self.best else {}
+        for axis in self.axes:
+            numbers = {x for trial in self.trials if is_number(x := trial["point"].get(axis))}
+            if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
+                edges.append(axis.removeprefix("opt."))
+        return edges
 
     @property
     def best(self) -> StudyTrial | None:
         """The winning trial; its score on the tuning seeds is optimistic."""
         return next((trial for trial in self.trials if self.winner in trial["runs"]), None)
 
-    def write(self, store: Path) -> None:
-        """Write it into a store; RunFailed if the disk is full or unavailable."""
-        with disk_errors(store):
-            write_json(self.path(store), vars(self), indent=1)
-
     def path(self, store: Path) -> Path:
         """Its place in a store."""
         return store / self.folder / f"{self.name}.json"
-
-
-def edges_of(axes: Iterable[str], points: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[str]:
-    """The searched settings whose best value is the lowest or highest of three or more tried numbers."""
-    edges = list[str]()
-    for axis in axes:
-        numbers = {point[axis] for point in points if is_number(point.get(axis))}
-        if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
-            edges.append(axis.removeprefix("opt."))
-    return edges
 
 
 @dataclass(frozen=True)
@@ -139,6 +129,15 @@ KINDS = (StudyRecord, CheckRecord)
 def read_report(path: Path, kind: type[Report]) -> Report:
     """A record; FileNotFoundError if there is none, `Damaged` if it is invalid."""
     return parse(read_bytes(path), kind, path)
+
+
+def write_report(store: Path, report: Record) -> Path:
+    """Write a record into a store atomically; its path."""
+    path = report.path(store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(plain(vars(report)), allow_nan=False, indent=1), "utf-8")
+    return path
 
 
 def reports_in(store: Path) -> Iterator[Record | Damaged]:

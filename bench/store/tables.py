@@ -32,15 +32,6 @@ def parts_in(folder: Path, table: str = "*") -> list[tuple[int, Path]]:
     return sorted((int(path.name[5:17]), path) for path in folder.glob(f"part-{'[0-9]' * 12}.{table}.parquet"))
 
 
-def with_last(table: Columns, step: int, values: Mapping[str, float]) -> Columns:
-    """A run's measurements with those after its last step, unless it has them."""
-    import numpy as np
-
-    if len(table["step"]) and table["step"][-1] == step:
-        return table
-    return {name: np.append(column, {"step": step, **values}[name]) for name, column in table.items()}
-
-
 def read_parts(folder: Path, until: float = math.inf) -> dict[str, dict[str, Columns]]:
     """The tables of a block in training by name and run, from its parts up to this step; errors as for `read_table`."""
     paths = {name: [path for step, path in parts_in(folder, name) if step <= until] for name in TABLES}
@@ -75,10 +66,10 @@ def write_table(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
         pq.write_table(pa.concat_tables(rows, promote_options="default"), temporary, **options)
 
 
-def read_table(paths: Sequence[Path], wanted: str = ".*") -> dict[str, Columns]:
+def read_table(paths: Sequence[Path], wanted: str = ".*", *version: int) -> dict[str, Columns]:
     """The rows of files by run: `step` and the columns whose names match the regular expression.
 
-    `Damaged` if a file cannot be read, FileNotFoundError if it does not exist.
+    `Damaged` if a file cannot be read, FileNotFoundError if it does not exist. The `version` is for a cache.
     """
     import numpy as np
     import pyarrow as pa
@@ -105,7 +96,4 @@ def read_table(paths: Sequence[Path], wanted: str = ".*") -> dict[str, Columns]:
     return {run_id: {name: values[name][i] for name in values} for i, run_id in enumerate(runs.dictionary.to_pylist())}
 
 
-@lru_cache(maxsize=16)  # boards read the runs of several blocks one by one
-def read_finished(path: Path, wanted: str, *version: int) -> dict[str, Columns]:
-    """`read_table` of a file with this version, which its time and size tell."""
-    return read_table([path], wanted)
+read_cached = lru_cache(maxsize=16)(read_table)  # boards read the runs of several blocks one by one

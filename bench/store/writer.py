@@ -11,7 +11,7 @@ from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.block import CHECKPOINT, DONE, RUNS, Block, Lock, blocks_in, name_of, read_block
 from bench.store.files import Damaged, disk_errors, is_there, making, remove, replacing, sync
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import CURVE_FIELDS, TABLES, Columns, parts_in, read_parts, with_last, write_table
+from bench.store.tables import CURVE_FIELDS, TABLES, Columns, parts_in, read_parts, write_table
 from bench.text import strict_json
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class BlockWriter:
         self.checkpoint = self.folder / CHECKPOINT
         what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {self.folder.name}"
         with making(store):
-            self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
+            self._lock = Lock(self.folder, what)
         self.close = self._lock.release
         self._step = resume
-        self._rows = dict[str, dict[str, list[Any]]]()  # since the last `flush`: by table and column, in pieces
+        self._rows = dict[str, list[tuple[Sequence[str], Sequence[int], Any]]]()  # since the last `flush`, by table
         try:
             with disk_errors(store):
                 if not again and os.path.lexists(self.folder / DONE):
@@ -61,26 +61,20 @@ class BlockWriter:
         Two processes with overlapping blocks first write their records and then look, so at least one sees the other.
         """
         ids = {run.run_id for run in self.runs}
-        blocks = [block for block in blocks_in(self.store, ids) if isinstance(block, Block)]
-        return any(b.folder != self.folder and ids & b.runs.keys() and (b.busy or b.done) for b in blocks)
+        others = [b for b in blocks_in(self.store, ids) if isinstance(b, Block) and b.folder != self.folder]
+        return any(ids & block.runs.keys() and (block.busy or block.done) for block in others)
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
         self._refuse_if_gone()
         self._step += len(rows)
-        self._append("curve", CURVE_FIELDS[1:], range(self._step - len(rows) + 1, self._step + 1), rows)
+        steps = range(self._step - len(rows) + 1, self._step + 1)
+        self._rows.setdefault("curve", []).append((CURVE_FIELDS[1:], steps, rows))
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
         """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps."""
         if names:
-            self._append("measurements", names, steps, values)
-
-    def _append(self, table: str, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        import numpy as np
-
-        columns = np.array(steps, float), *np.moveaxis(np.asarray(values, float), 2, 0)
-        for name, column in zip(("step", *names), columns, strict=True):
-            self._rows.setdefault(table, {}).setdefault(name, []).append(column)
+            self._rows.setdefault("measurements", []).append((names, steps, values))
 
     def _unwritten(self) -> dict[str, dict[str, Columns]]:
         """The rows since the last `flush`, by table and run."""
@@ -88,10 +82,12 @@ class BlockWriter:
 
         tables = dict[str, dict[str, Columns]]()
         for table, pieces in self._rows.items():
-            (_, steps), *columns = ((name, np.concatenate(of_name)) for name, of_name in pieces.items())
-            for i, run in enumerate(self.runs):
-                rows = {"step": steps, **{name: values[:, i] for name, values in columns}}
-                tables.setdefault(table, {})[run.run_id] = rows
+            (names, *_), steps, values = zip(*pieces, strict=True)
+            step, rows = np.concatenate(steps).astype(float), np.concatenate(values)
+            tables[table] = {
+                run.run_id: dict(zip(("step", *names), (step, *rows[:, i].T), strict=True))
+                for i, run in enumerate(self.runs)
+            }
         return tables
 
     def flush(self) -> None:
@@ -115,10 +111,8 @@ class BlockWriter:
             tables = read_parts(self.folder) if has_parts else self._unwritten()
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
-        runs = [(result, _tables_of(result, tables)) for result in results]
-        for (result, of_run), values in zip(runs, measured, strict=False):
-            if values:
-                of_run["measurements"] = with_last(of_run["measurements"], result.steps, values)
+        pairs = zip(results, measured or [{}] * len(results), strict=True)
+        runs = [(result, _tables_of(result, last, tables)) for result, last in pairs]
         with disk_errors(self.store), new_results(self.folder) as out:
             write_block(out, runs)
             self._refuse_if_gone()
@@ -126,8 +120,6 @@ class BlockWriter:
 
     def leave(self, results: Sequence[RunResult]) -> None:
         """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
-        with suppress(OSError, RunFailed):
-            self.flush()
         with suppress(OSError, RunFailed):
             self._refuse_if_gone()
             write_records(self.folder / RUNS, results)
@@ -152,8 +144,6 @@ def new_results(folder: Path) -> Iterator[Path]:
     out.mkdir()
     try:
         yield out
-        if not any(out.iterdir()):
-            return
         sync(out)
         with suppress(FileNotFoundError):
             done.rename(old)  # of a run that is trained again; a kill after this line leaves its last checkpoint
@@ -173,15 +163,21 @@ def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
         remove(path)
 
 
-def _tables_of(result: RunResult, tables: Mapping[str, Mapping[str, Columns]]) -> dict[str, Columns]:
-    """The tables of a run up to its last step; RunFailed if rows are missing."""
+def _tables_of(
+    result: RunResult, last: Mapping[str, float], tables: Mapping[str, Mapping[str, Columns]]
+) -> dict[str, Columns]:
+    """The tables of a run up to its last step, with its last measurements; RunFailed if rows are missing."""
+    import numpy as np
+
     of_run = {name: runs[result.run_id] for name, runs in tables.items()}
     if not result.thinned and result.steps > len(of_run.get("curve", {}).get("step", ())):
         raise RunFailed(f"rows of {result.run_id} were lost during the run; train it again with --rerun")
-    return {
-        name: {column: values[columns["step"] <= result.steps] for column, values in columns.items()}
-        for name, columns in of_run.items()
-    }
+    for name, columns in of_run.items():
+        of_run[name] = {column: values[columns["step"] <= result.steps] for column, values in columns.items()}
+    if last and result.steps not in (measured := of_run["measurements"])["step"]:
+        values = {"step": result.steps, **last}
+        of_run["measurements"] = {name: np.append(column, values[name]) for name, column in measured.items()}
+    return of_run
 
 
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:

@@ -87,7 +87,7 @@ def run(
     saved = usable_steps(checkpoint, put_aside=main)
     if saved and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
-    writer = store.begin([result], resume=saved, again=rerun) if main else None
+    writer = BlockWriter(config.store, [result], resume=saved, again=rerun) if main else None
     checkpoint = writer.checkpoint if writer is not None else checkpoint
     stop = stop or StopRequest()
     try:

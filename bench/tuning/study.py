@@ -6,7 +6,7 @@ store. So an interrupted command continues with the same runs, and runs of other
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +19,7 @@ from bench.progress import SweepProgress
 from bench.results.group import Measure, final
 from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
 from bench.store.record import RunResult
-from bench.store.reports import StudyRecord, StudyTrial, edges_of
+from bench.store.reports import StudyRecord, StudyTrial
 from bench.store.store import Store
 from bench.text import listed
 from bench.tuning.design import Key, Point, Scores, Trial, point_key
@@ -63,7 +63,7 @@ class Study:
         trials = [tried[trial.key] for trial in wanted if trial.key in tried]
         winner = self.spec.design.best([trial.point for trial in trials], scores)
         fresh = [] if winner is None else self.configs(winner, self.spec.report_seeds)
-        stored, todo = self.store.finished_all(config.run_id for config in fresh), list[RunConfig]()
+        stored, todo = self.store.contents(config.run_id for config in fresh).finished, list[RunConfig]()
         if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
             points = [trial.point for trial in wanted if trial.key not in tried or tried[trial.key].runs]
             todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
@@ -83,7 +83,7 @@ class Study:
     def _ended(self, wanted: Sequence[Trial]) -> list[Trial]:
         """Those of these trials that have ended: with all runs stored, with a failed run, or illegal."""
         legal = [self._legal(trial) for trial in wanted]
-        stored, ended = self.store.finished_all(config.run_id for configs, _ in legal for config in configs), []
+        stored, ended = self.store.contents(config.run_id for configs, _ in legal for config in configs).finished, []
         for trial, (configs, reason) in zip(wanted, legal, strict=True):
             runs = [stored[config.run_id] for config in configs if config.run_id in stored]
             reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
@@ -193,17 +193,17 @@ class StudyResult:
             score = self.scores[trial.key]
             point = dict(trial.point)
             trials.append({"point": point, "kind": trial.kind, "state": state, "score": score, "runs": runs})
-        edges = edges_of(self.spec.axes, [trial.point for trial in self.trials], self.best.point if self.best else {})
-        return StudyRecord(
+        record = StudyRecord(
             name=self.spec.name,
             axes=list(self.spec.axes),
             trials=trials,
             winner=None if self.best is None else self.best.runs[0].run_id,
-            lr_at_boundary=bool(edges),
+            lr_at_boundary=False,
             missing=self.missing,
             select_split=splits.pop() if len(splits) == 1 else "",
             **self.spec.model_dump(include={"task", "opt", "seeds", "mode", "sampler", "metric"}),
         )
+        return replace(record, lr_at_boundary=bool(record.edges))
 
 
 def carry_out(studies: Sequence[Study], crew: Crew, *, progress: bool = True) -> bool:

@@ -15,7 +15,7 @@ from bench.results.selection import GAP, above_infimum, score_text
 from bench.results.table import Table
 from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.record import RunResult
-from bench.store.reports import StudyRecord, read_report
+from bench.store.reports import StudyRecord, read_report, write_report
 from bench.text import cell, counted, listed, options_text, plain, seeds_in_words
 from bench.tuning.design import distribution, point_key
 from bench.tuning.spec import StudySpec
@@ -114,10 +114,11 @@ def remember(result: StudyResult) -> None:
         before = read_report(path, StudyRecord)
         if vars(before) == vars(record) or len(before.trials) > len(record.trials):
             return
-    record.write(store)
-    with disk_errors(store), replacing(path.with_suffix(".log")) as temporary:
-        temporary.touch()
-        _mirror(result, journal(temporary))
+    with disk_errors(store):
+        write_report(store, record)
+        with replacing(path.with_suffix(".log")) as temporary:
+            temporary.touch()
+            _mirror(result, journal(temporary))
 
 
 def journal(path: Path) -> Any:
