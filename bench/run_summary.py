@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.text import counted, word_of
 from optimizers.groups import REST
 from optimizers.plugins import bare
@@ -33,7 +33,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     words = [f"{n} {word_of(v)}{' (default)' * (f'opt.{n}' not in result.chosen)}" for n, v in rates.items()]
     with_rates = f" with {' and '.join(words)}" * bool(words)
     parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s{with_rates}")
-    parts.append(f"stored in {Store(store).place(result.run_id)}")
+    block = Contents([store], [result.run_id]).blocks.get(result.run_id)
+    parts.append(f"stored in {block.folder if block else store / result.run_id}")
     lines = [", ".join(parts)]
     lines += [f"note: {result.reason}"] * bool(result.reason)
     lines += ["the same command continues it"] * (result.status in RESUMABLE)

@@ -10,9 +10,8 @@ from typing import Any
 
 import bench
 from bench.config.run_config import id_of
-from bench.store.block import DONE, RUNS
-from bench.store.store import Store
-from bench.store.stores import Stores
+from bench.store.files import DONE, RUNS
+from bench.store.stores import Contents, Stores
 from benchmarks.timing import Case, Cases, Timed, data, folder, ratios, timed
 
 
@@ -32,7 +31,7 @@ def study(quick: bool, device: str) -> Cases:
                 )
             )  # fmt: skip
             whole = tune()
-            shares.append(100 * (1 - sum(run.wall_s for run in Store(root / f"study-{k}").runs()) / whole))
+            shares.append(100 * (1 - sum(run.wall_s for run in Contents([root / f"study-{k}"]).runs) / whole))
         yield Case(f"a study of {len(rates)} trials, beside its training", "the whole time", shares, 3, unit=" %")
 
         def swept(workers: int, task: str = "mnist", changes: Any = settings) -> Timed:

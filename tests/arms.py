@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.papers.arms import Arm
+from bench.store.block import Columns
 from bench.store.record import RunResult
-from bench.store.tables import Columns
 
 
 def arm_of(

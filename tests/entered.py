@@ -11,10 +11,10 @@ from bench.boards.collect import Collected, collect
 from bench.config.run_config import id_of, resolve
 from bench.config.settings import described
 from bench.results.selection import End
+from bench.store.block import CURVE_FIELDS
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS
 from bench.text import plain
 from optimizers.plugins import bare
 from tests.stored import put

@@ -4,8 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.store.store import Store
-from tests.stored import unfinished
+from tests.stored import Store, unfinished
 
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 

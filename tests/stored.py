@@ -12,11 +12,39 @@ import numpy as np
 
 from bench.config.run_config import resolve
 from bench.config.settings import described
-from bench.store.block import DONE, LOCK, PREFIX, RUNS, Block, blocks_in, name_of
+from bench.store.block import CURVE_FIELDS, PREFIX, Block, Columns, blocks_in, name_of
+from bench.store.files import DONE, LOCK, RUNS
 from bench.store.record import RunResult
-from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS, Columns, write_table
-from bench.store.writer import BlockWriter, write_records
+from bench.store.stores import Contents
+from bench.store.writer import BlockWriter, write_records, write_table
+
+
+class Store:
+    """A store whose current content each call reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def contents(self, run_ids: Sequence[str] | None = None) -> Contents:
+        """All runs, or these."""
+        return Contents([self.folder], run_ids)
+
+    def runs(self) -> list[RunResult]:
+        """All readable runs, by name."""
+        return self.contents().runs
+
+    def get(self, run_id: str) -> RunResult | None:
+        """The current state of a run."""
+        return self.contents([run_id]).get(run_id)
+
+    def tables(self, run_id: str) -> dict[str, Columns]:
+        """The run's tables by name."""
+        return self.contents([run_id]).tables(run_id)
+
+    def place(self, run_id: str) -> Path:
+        """The folder of the run's block."""
+        return self.contents([run_id]).blocks[run_id].folder
+
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"

@@ -13,7 +13,7 @@ from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
 from bench.progress import SweepProgress
-from bench.store.tables import CURVE_FIELDS
+from bench.store.block import CURVE_FIELDS
 from tasks import TASKS
 from tests import tiny_lm
 from tests.entered import board, seeds

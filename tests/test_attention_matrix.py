@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bench.config.run_config import resolve
-from bench.store.store import Store
 from bench.train.runner import run
 from tasks.theory.attention_matrix import AttentionMatrix, AttentionMatrixData
+from tests.stored import Store
 
 pytestmark = pytest.mark.numeric
 

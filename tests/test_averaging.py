@@ -16,13 +16,13 @@ from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.train import runner, training_plan
 from tasks import TASKS
 from tasks.core.averaging import Average, Averaging
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
+from tests.stored import Store
 from tests.test_lanes import NET, block, fits, gap, lanes_of, lrs
 
 pytestmark = pytest.mark.numeric

@@ -11,8 +11,8 @@ from torch import Tensor
 from bench.config.checks import check
 from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.store.store import Store
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
+from tests.stored import Store
 
 
 class Plain(torch.optim.SGD):

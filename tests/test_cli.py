@@ -15,10 +15,9 @@ from bench.cli.commands import COMMANDS, options_of
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
 from bench.papers.experiments import experiments
-from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tests.stored import add_run
+from tests.stored import Store, add_run
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 RESULT_KEYS = ["run_id", "task", "opt", "status", "metric", "final", "best", "steps", "wall_s", "store"]

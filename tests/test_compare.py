@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import bench.api.studies
-from bench.store.store import Store
 from bench.store.stores import Stores
+from tests.stored import Store
 from tests.test_cli import fails
 from tests.tiny import ROOT
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.text import plain
 from tests.conftest import Answer, Cli
 from tests.outcomes import leftovers, outcome
-from tests.stored import add_run, add_study, record
+from tests.stored import Store, add_run, add_study, record
 
 SWEEP = (
     "sweep", "--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu",

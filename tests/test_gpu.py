@@ -14,12 +14,12 @@ from lightning.pytorch.plugins import MixedPrecision
 
 import tasks
 from bench.progress import Progress
-from bench.store.store import Store
 from bench.train import runner
 from optimizers import OPTIMIZERS
 from tasks.core.training_step import Loop
 from tests.conftest import Cli
 from tests.equivalence import TASKS, Case, build, by_suite, config_of, distance, scale_of_gradients
+from tests.stored import Store
 
 pytestmark = pytest.mark.gpu
 

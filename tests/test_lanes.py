@@ -25,7 +25,6 @@ from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.train import runner
 from bench.train.stop import StopRequest
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
@@ -33,7 +32,7 @@ from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
 from tests import tiny, tiny_lm
 from tests.equivalence import BY_ROLE, HYPERPARAMETERS, may_clip
 from tests.optimizer_cases import VALUES
-from tests.stored import unfinished
+from tests.stored import Store, unfinished
 
 pytestmark = pytest.mark.numeric
 

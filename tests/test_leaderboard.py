@@ -12,8 +12,8 @@ from bench.api.boards import BOARD_NAMES
 from bench.check import catalogue
 from bench.check.run import report_of, verdict_of, write
 from bench.output import ENDINGS
-from bench.store.store import Store
 from tests.entered import add_tuned, keep, make_run, seeds
+from tests.stored import Store
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 

@@ -10,8 +10,8 @@ import pytest
 from bench.cli import main
 from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.store.store import Store
 from bench.train.runner import _loggers
+from tests.stored import Store
 
 STEPS = 20
 CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")

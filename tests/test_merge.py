@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.store.block import DONE, RUNS, name_of
+from bench.store.block import name_of
+from bench.store.files import DONE, RUNS
 from bench.store.reports import StudyRecord, read_report
-from bench.store.store import Store
 from bench.store.stores import Stores
-from tests.stored import add_block, add_run, add_study, begin, begin_block, kill, record
+from tests.stored import Store, add_block, add_run, add_study, begin, begin_block, kill, record
 
 
 def digest(folder: Path) -> str:

@@ -14,13 +14,13 @@ from torch.func import functional_call
 
 from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.store.store import Store
 from bench.train import runner
 from tasks import TASKS
 from tasks.core.attention import watched_attention
 from tasks.core.observatory import Observer
 from tasks.core.quantities import HEADS, observed_steps
 from tests import tiny, tiny_lm, tiny_text
+from tests.stored import Store
 
 SIZES = {"tiny_lm": tiny_lm.SIZES, "tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES}
 each_task = pytest.mark.parametrize("name", SIZES)

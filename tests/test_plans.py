@@ -23,9 +23,9 @@ from bench.execute.execute import execute
 from bench.execute.worker import Message
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.train.stop import StopRequest
 from tests.outcomes import leftovers, outcome
+from tests.stored import Store
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
 SMALL = (*SWEEP, "--trainer.max_steps", "30")

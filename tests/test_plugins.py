@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from bench.config.run_config import resolve
-from bench.store.store import Store
 from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry
 from tests.programs import Program
+from tests.stored import Store
 
 ROOT = Path(__file__).parent.parent
 RUN = ("--task", "synthetic", "--trainer.max_steps", 30, "--device", "cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from bench.store.block import CURVE_FIELDS
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS
 from tests.entered import collect_from, seeds
 from tests.stored import add_study, put
 from tools import publish, thinning

@@ -8,7 +8,7 @@ import pytest
 
 import bench.api.introduction
 from bench.cli.commands import parse
-from bench.store.store import Store
+from tests.stored import Store
 from tests.test_cli import fails
 
 

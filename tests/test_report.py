@@ -23,7 +23,7 @@ from bench.config.settings import described
 from bench.plots.charts import CHARTS
 from bench.plots.report import page
 from bench.run_summary import fit_words
-from bench.store.block import DONE
+from bench.store.files import DONE
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from tests.test_charts import HOSTILE, add_run, collect_all, everything

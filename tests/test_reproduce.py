@@ -15,9 +15,9 @@ from bench.papers import reproduce
 from bench.papers.experiments import Experiment, experiments, load
 from bench.papers.reproduction import Version
 from bench.papers.verdicts import Finding
-from bench.store.store import Store
 from bench.train.runner import run
 from tasks import TASKS
+from tests.stored import Store
 
 DATA = os.environ.get("BENCH_DATA", "data")
 TINY: dict[str, Any] = {

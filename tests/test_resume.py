@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bench.progress import Progress
-from bench.store.store import Store
+from bench.store.stores import last_checkpoint
 from optimizers import OPTIMIZERS
 from tests.outcomes import outcome
-from tests.stored import read_curve
+from tests.stored import Store, read_curve
 
 VIT = (
     "fit", "--task", "mnist", "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2",
@@ -94,7 +94,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     assert f"note: stopped by {number.name} at step 100\n" in answer.out
     assert "the same command continues it\n" in answer.out
     assert (killed.status, killed.steps, killed.final, killed.best) == ("killed", 100, None, None)
-    assert Store(store).last_checkpoint([killed.run_id])
+    assert last_checkpoint(store, [killed.run_id])
     assert signal.getsignal(number) == before
 
 
@@ -142,7 +142,7 @@ def without_curve(path: Path) -> None:
 @pytest.mark.parametrize("harm", [halve, of_another_program, without_curve])
 def test_an_unusable_checkpoint_is_set_aside_and_the_run_restarts(cli, killed, store, tmp_path, harm):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
-    path = Store(store).last_checkpoint([killed.run_id])
+    path = last_checkpoint(store, [killed.run_id])
     harm(path)
     answer = cli(*SYNTHETIC, *SPS)
     assert answer.code == 0
@@ -155,8 +155,8 @@ def test_an_unusable_checkpoint_is_set_aside_and_the_run_restarts(cli, killed, s
 @pytest.mark.deep
 def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
-    path = Store(store).last_checkpoint([killed.run_id]).with_name("runs.jsonl")
+    path = last_checkpoint(store, [killed.run_id]).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
-    assert Store(store).last_checkpoint([killed.run_id]) is None
+    assert last_checkpoint(store, [killed.run_id]) is None
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")

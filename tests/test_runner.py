@@ -20,7 +20,6 @@ from bench.config.run_config import resolve
 from bench.errors import RunFailed, UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.train import runner
 from bench.train.watch import Watch
 from optimizers import OPTIMIZERS
@@ -29,7 +28,7 @@ from tasks.core.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 from tests.slow import SLOW
-from tests.stored import read_curve
+from tests.stored import Store, read_curve
 from tests.test_lanes import NET, Blobs, Sam
 
 pytestmark = pytest.mark.numeric

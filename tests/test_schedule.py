@@ -9,12 +9,12 @@ from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from tasks.core.schedule import Schedule
 from tests.entered import keep, seeds
+from tests.stored import Store
 
 pytestmark = pytest.mark.numeric
 

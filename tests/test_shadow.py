@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.process import ROOT, bench_command
-from bench.store.store import Store
+from tests.stored import Store
 
 SHADOW = "raise SystemExit('a module of the working folder was imported')\n"
 MINE = """

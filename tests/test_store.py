@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from bench.errors import RunBusy, RunFailed
+from bench.store.block import CURVE_FIELDS
 from bench.store.record import RunResult
-from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS
 from bench.store.writer import BlockWriter
 from tests.conftest import Cli
-from tests.stored import add_block, add_run, begin, begin_block, kill, record, unfinished
+from tests.stored import Store, add_block, add_run, begin, begin_block, kill, record, unfinished
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; free some space, then repeat the command"

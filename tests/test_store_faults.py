@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store import block
+from bench.store import files
+from bench.store.block import parts_in
 from bench.store.files import replacing
 from bench.store.merge import merge
-from bench.store.store import Store
-from bench.store.tables import parts_in
+from bench.store.stores import last_checkpoint
 from bench.store.writer import BlockWriter
+from tests.stored import Store
 from tests.test_store import IDS, begun, is_whole, results, train
 
 CALLS = {"open": 0, "os.rename": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0}
@@ -85,7 +86,7 @@ def failing(folder: Path, fault: Fault | None) -> Iterator[None]:
             raise
     finally:
         faults.error, faults.waiting = None, False
-        block._held.clear()
+        files._held.clear()
 
 
 class BlockMachine(RuleBasedStateMachine):
@@ -120,7 +121,7 @@ class BlockMachine(RuleBasedStateMachine):
         self.final = final
 
     def _train(self, again: bool, final: float, last: int) -> None:
-        checkpoint = self.store.last_checkpoint(IDS, lanes=True)
+        checkpoint = last_checkpoint(self.store.folder, IDS, lanes=True)
         saved = 0 if checkpoint is None else int(checkpoint.read_text())
         if checkpoint is not None:
             assert saved in {step for step, _ in parts_in(checkpoint.parent)}, "a checkpoint without its rows"

@@ -22,7 +22,7 @@ from bench.tuning import tuned
 from bench.tuning.design import TPE_STARTUP, point_key
 from bench.tuning.spec import StudySpec, make_spec, trials_of
 from bench.tuning.study import Study
-from tests.stored import put
+from tests.stored import Store, put
 
 Score = Callable[[float], float | None]
 
@@ -65,14 +65,14 @@ def ended(config: RunConfig, score: Score = valley, **changes: Any) -> RunResult
 
 
 def missing(study: Study) -> list[RunConfig]:
-    return [config for config in study.result().todo if study.store.get(config.run_id) is None]
+    return [config for config in study.result().todo if Store(study.store).get(config.run_id) is None]
 
 
 def rounds(study: Study, score: Score = valley, **changes: Any) -> Iterator[list[RunConfig]]:
     """Store what the study wants, round by round, until it wants nothing."""
     while new := missing(study):
         for config in new:
-            put(study.store.folder, ended(config, score, **changes))
+            put(study.store, ended(config, score, **changes))
         yield new
 
 
@@ -106,7 +106,7 @@ def test_any_order_of_runs_ends_in_the_same_study(tmp_path: Path, sampler: str) 
         study = study_in(tmp_path / str(seed), 12, sampler=sampler, opt__momentum="0.009:0.9")
         while new := missing(study):
             config = draw.choice(new)
-            put(study.store.folder, ended(config, slope))
+            put(study.store, ended(config, slope))
             trained.append(config.run_id)
         assert len(trained) == len(set(trained))
         assert set(trained) == wanted

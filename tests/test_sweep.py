@@ -18,12 +18,11 @@ from bench.config.values import read_seeds
 from bench.execute.choice import single_step
 from bench.lanes.engine import Lanes
 from bench.progress import SweepProgress
-from bench.store.store import Store
 from bench.sweeps.grid import configurations
 from tasks import TASKS
 from tests import tiny
 from tests.outcomes import outcome
-from tests.stored import unfinished
+from tests.stored import Store, unfinished
 
 STEPS = 20
 SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")

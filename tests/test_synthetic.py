@@ -13,13 +13,12 @@ from torch.func import vmap
 
 from bench.config.options import stored
 from bench.config.run_config import resolve
-from bench.store.store import Store
 from bench.train.runner import run
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.theory.synthetic import AttentionClassifier, FixedDecoderData, JointClassifier, MixtureTokenData
 from tasks.theory.token_classifier import TokenClassifier, TokenData, attended_mean, stacked_logits
-from tests.stored import read_curve, read_tables
+from tests.stored import Store, read_curve, read_tables
 
 pytestmark = pytest.mark.numeric
 

@@ -11,9 +11,8 @@ import torch
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
-from bench.store.store import Store
 from tests.conftest import Answer, Cli
-from tests.stored import WILD, add_run, add_study, begin, kill, put, record
+from tests.stored import WILD, Store, add_run, add_study, begin, kill, put, record
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
 CLASS = """import torch

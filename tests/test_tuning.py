@@ -15,9 +15,9 @@ import yaml
 from bench.config.run_config import resolve
 from bench.execute import choice
 from bench.execute.cluster import Crew, resources
-from bench.store.store import Store
 from bench.tuning import suite
 from bench.tuning.study import common_trials
+from tests.stored import Store
 from tests.test_cli import fails
 
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bench.config.run_config import resolve
-from bench.store.store import Store
 from tasks import DataError, image_task, text_task
 from tasks.core.order import split_hash, validation_rows
 from tasks.vision.images import read_idx
+from tests.stored import Store
 from tests.tiny import ROOT
 
 GUIDE = (ROOT / "docs/guides/task.md").read_text("utf-8")

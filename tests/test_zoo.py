@@ -8,7 +8,7 @@ import pytest
 
 from bench.check.run import failed, report_on, text
 from bench.store.reports import CheckRecord
-from bench.store.store import Store
+from tests.stored import Store
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # warnings of the packages are not ours
 

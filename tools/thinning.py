@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.store.block import DONE, name_of
+from bench.store.block import Columns, name_of
+from bench.store.files import DONE
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, write_report
 from bench.store.stores import Stores
-from bench.store.tables import Columns
 from bench.store.writer import write_block
 from optimizers.plugins import bare
 

@@ -23,7 +23,7 @@ from bench.execute import command as runs
 from bench.execute.blocks import check_all
 from bench.output import Answer, check_output, note
 from bench.progress import SweepProgress, doing
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.sweeps.grid import configurations
 from bench.text import plain
 from optimizers.plugins import slug
@@ -74,7 +74,8 @@ def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> Run
     if config.trainer.ranks > 1 and call.command is None:
         why = "a run with several processes restarts its command; use `bench fit`, and `bench.load` for the result"
         raise UserError(f"trainer.devices and trainer.num_nodes: {why}")
-    result = None if rerun else Store(config.store).get(on_device(config).run_id)
+    run_id = on_device(config).run_id
+    result = None if rerun else Contents([config.store], [run_id]).get(run_id)
     if result is None or not result.finished:
         check_early(config)
         check_places([config])
@@ -127,7 +128,8 @@ def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool)
         view = SweepProgress(f"sweep {configs[0].task}", mode, enabled=call.progress)
         results = runs.results_of(configs, view, call.effort, plan="sweep", sources=sources)
     except RunBroke as error:
-        results = [run for config in configs if (run := Store(store).get(config.run_id)) is not None]
+        contents = Contents([store], [config.run_id for config in configs])
+        results = [run for config in configs if (run := contents.get(config.run_id)) is not None]
         if call.command is None or not any(run.finished for run in results):
             raise
         failed = str(error)

@@ -13,8 +13,7 @@ from bench.results.render import as_json, html_fragment, shown, written
 from bench.results.table import Board, Table
 from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
-from bench.store.store import Store
-from bench.store.stores import Stores
+from bench.store.stores import Contents, Stores
 from bench.text import CONVERGED, clean, counted
 from optimizers.plugins import bare
 
@@ -62,7 +61,7 @@ class Run(Answer):
         """A row for each step: `step`, `loss`, `grad_norm`, `raw_step`, `applied_step`; NaN for non-finite values."""
         import pandas as pd
 
-        return pd.DataFrame(Store(self.store).tables(self.run_id).get("curve", {}))
+        return pd.DataFrame(Contents([self.store], [self.run_id]).tables(self.run_id).get("curve", {}))
 
 
 class Runs(UserList[Run]):

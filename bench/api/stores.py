@@ -110,8 +110,7 @@ def show(name: str, *, store: Folders = None, progress: bool = True) -> Answer:
         name: a task, an optimizer, an experiment, a study, the id of a run, or the path of its folder.
     """
     from bench.commands import describe
-    from bench.store.store import Store
-    from bench.store.stores import Stores
+    from bench.store.stores import Contents, Stores
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
@@ -128,12 +127,12 @@ def show(name: str, *, store: Folders = None, progress: bool = True) -> Answer:
     path = Path(name)
     is_path = path.name != name and path.parent.is_dir()
     places = [path.parent] if is_path else existing_stores(folders(store))
-    copies = [(run, store) for store in (Store(place.resolve()) for place in places) if (run := store.get(path.name))]
-    if copies:
+    blocks = (Contents([place.resolve()], [path.name]).blocks.get(path.name) for place in places)
+    if copies := [(block.runs[path.name], block.folder) for block in blocks if block is not None]:
         from bench.browse import show as description
 
-        run, in_store = min(copies, key=lambda copy: not copy[0].finished)
-        return Answer(description.as_json(run, in_store), description.lines(run, in_store))
+        run, folder = min(copies, key=lambda copy: not copy[0].finished)
+        return Answer(description.as_json(run, folder), description.lines(run, folder))
     stores = Stores(places)
     if study := next((study for study in stores.studies if study.name == path.name), None):
         from bench.tuning.tuned import trial_lines

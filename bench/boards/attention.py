@@ -14,7 +14,7 @@ from bench.results import sequential, stats
 from bench.results.group import Seed, mean_interval
 from bench.results.stats import Array, Interval
 from bench.results.table import Board, Column, Table
-from bench.store.tables import Columns
+from bench.store.block import Columns
 
 SHOWN = {
     "entropy": "entropy of attention (nats)",

@@ -14,10 +14,10 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
 from bench.run_summary import planned_study
+from bench.store.block import Columns
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
-from bench.store.tables import Columns
 from bench.text import cell, counted
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST

@@ -14,8 +14,8 @@ from bench.results import stats
 from bench.results.group import Measure, mean_interval
 from bench.results.stats import LEAST_POINTS, Array, Interval
 from bench.results.table import Board, Column, Table
+from bench.store.block import Columns
 from bench.store.record import RunResult
-from bench.store.tables import Columns
 from bench.text import CONVERGED
 
 ALIGNED = 0.99  # cosine at which a direction counts as reached; the papers give none, so ours

@@ -1,6 +1,7 @@
 """`bench show RUN`: state, result, settings and commands of a stored run."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from bench.browse.listing import local, seconds_text, studies_of
@@ -9,15 +10,14 @@ from bench.results.render import shown
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.terminal import columns, wrapped
 from bench.text import cell, word_of
 
 
-def lines(run: RunResult, store: Store) -> list[str]:
+def lines(run: RunResult, folder: Path) -> list[str]:
     """The page, as wide as the terminal; text in the record is untrusted."""
-    wide, data = columns(), as_json(run, store)
+    wide, data = columns(), as_json(run, folder)
     words = {k: f"{cell(k)} {'none' if v is None else cell(word_of(v))}" for k, v in data["settings"].items()}
     chosen = [name for name in words if run.chosen.get(name) is not None and name not in ("task", "opt")]
     others = [text for name, text in words.items() if name not in (*chosen, "task", "opt")]
@@ -27,26 +27,27 @@ def lines(run: RunResult, store: Store) -> list[str]:
         "other settings": wrapped(others, wide or 80, "  "),
         "the trained model writes": [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line],
         "notes": [part for note in data["notes"] for part in wrapped(cell(note).split(" "), wide, "  ", " ")],
-        "commands": [x for what, line in _commands(run, store).items() for x in (f"  # {what}", f"  {line}")],
+        "commands": [x for what, line in _commands(run, folder.parent).items() for x in (f"  # {what}", f"  {line}")],
     }
     head = [cell(f"{run.run_id}: {run.status}"), *shown(Table.facts(_facts(run, data).items()), "  ")]
     return head + [line for title, part in parts.items() if part for line in ("", f"{title}:", *part)]
 
 
-def as_json(run: RunResult, store: Store) -> dict[str, Any]:
-    """The run in a form for JSON."""
+def as_json(run: RunResult, folder: Path) -> dict[str, Any]:
+    """The run, whose block is in this folder, in a form for JSON."""
+    store = folder.parent
     return {
         "kind": "run",
-        **result_json(run, store.folder),
+        **result_json(run, store),
         "begun": run.begun or None,
         "made_for": run.plan,
-        "study": studies_of(Stores([store.folder])).get(run.run_id),
+        "study": studies_of(Stores([store])).get(run.run_id),
         **{name: getattr(run, name) for name in ("tuned_by", "best_step", "metrics")},
         "settings": settings_of(run.config),
         **{name: getattr(run, name) for name in ("chosen", "versions", "environment")},
         "notes": ([run.reason] if run.reason else []) + remarks_on(run),
         "commands": list(_commands(run, store).values()),
-        "folder": store.place(run.run_id),
+        "folder": folder,
     }
 
 
@@ -80,11 +81,11 @@ def _result(run: RunResult) -> list[str]:
     return shown(Table.of(head, ([name, *ends] for name, ends in values.items()))) if values else ["  none"]
 
 
-def _commands(run: RunResult, store: Store) -> dict[str, str]:
+def _commands(run: RunResult, store: Path) -> dict[str, str]:
     """Shell commands by purpose; all names are quoted."""
     seed, order = run.config["seed"], run.config["data_seed"]
     again = f"{fit_words(run)} --seed {seed}" + f" --data_seed {order}" * (order != seed)
     commands = {"train it again, in another store": cell(f"{again} --store again")}
     if run.status in RESUMABLE:
-        commands["continue it"] = cell(f"{again} {shlex.join(['--store', str(store.folder)])}")
+        commands["continue it"] = cell(f"{again} {shlex.join(['--store', str(store)])}")
     return commands

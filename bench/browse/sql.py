@@ -23,10 +23,9 @@ from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
 from bench.run_summary import planned_study
-from bench.store.block import DONE
-from bench.store.files import Damaged, is_there
+from bench.store.block import CURVE_FIELDS
+from bench.store.files import DONE, Damaged, is_there
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS
 from bench.text import clean, plain, strict_json
 
 if TYPE_CHECKING:

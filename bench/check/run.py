@@ -30,7 +30,7 @@ from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command, shield
 from bench.store.files import Damaged, making
-from bench.store.reports import CheckRecord, check_path, read_report, write_report
+from bench.store.reports import CheckRecord, read_report, write_report
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
@@ -109,8 +109,9 @@ def write(store: Path, report: CheckRecord) -> Path:
 def stored(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> CheckRecord | None:
     """The report on an optimizer without errors, with these `options` and `versions` and today's checks."""
     spec = OPTIMIZERS[name]
+    about = {"version": spec.version, "package": spec.package}
     try:
-        report = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
+        report = read_report(report_of(name, options, [], about).path(store), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
     holds = (report.options, report.versions) == (written(options), versions)

@@ -20,7 +20,7 @@ from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.store.files import existing
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.text import counted
 from tasks import TASKS, TaskSpec
 from tasks.core.files import DataError
@@ -119,7 +119,7 @@ def store_diagnoses(store: Path) -> Iterator[Diagnosis]:
     except OSError as error:
         text = f"cannot write to {store}, or lock files there: {place}: {error.strerror}"
         yield Diagnosis("FAIL", "store", f"{text}; permit it, or choose another with --store DIR or BENCH_STORE")
-    contents = Store(store).contents()
+    contents = Contents([store])
     yield Diagnosis("ok", "store", f"{store}, {counted(len(contents.blocks), 'run')}")
     fix = "copy it again from its source, or delete it and train again"
     yield from (Diagnosis("FAIL", "store", f"damaged: {fault}; {fix}") for fault in contents.damaged)

@@ -9,7 +9,7 @@ from bench.config.checks import check, check_early
 from bench.config.run_config import RunConfig
 from bench.config.tuned import TunedBy
 from bench.store.record import RunResult
-from bench.store.store import Store
+from bench.store.stores import Contents
 
 SINGLE_SHARE = 0.1
 """Runs one by one in the store decide for a group if they are at least this share of it, and two: a few of a large
@@ -57,7 +57,7 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
     """The runs that are not finished in their common store, by id."""
     by_id = {config.run_id: config for config in configs}
-    finished = Store(configs[0].store).contents(by_id).finished
+    finished = Contents([configs[0].store], by_id).finished
     return {run_id: config for run_id, config in by_id.items() if run_id not in finished}
 
 

@@ -21,9 +21,7 @@ from bench.errors import RunBroke, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
-from bench.store.block import Lock
-from bench.store.files import making, remove, replacing
-from bench.store.store import Store
+from bench.store.files import Lock, making, remove, replacing
 from bench.store.writer import new_results
 from bench.text import counted
 from bench.train.memory import give_back
@@ -171,13 +169,13 @@ class Crew(AbstractContextManager["Crew"]):
         return Client(self._local)
 
     @contextmanager
-    def serving(self, progress: SweepProgress, store: Store) -> Iterator[None]:
+    def serving(self, progress: SweepProgress, store: Path) -> Iterator[None]:
         """Show what workers report within the context; workers of a cluster look there for a file in the store."""
-        token = store.folder / f".{self._topic}"
+        token = store / f".{self._topic}"
         self._progress = progress
         if self.cluster is not None:
-            with making(store.folder):
-                store.folder.mkdir(parents=True, exist_ok=True)
+            with making(store):
+                store.mkdir(parents=True, exist_ok=True)
                 token.touch()
         try:
             yield

@@ -14,7 +14,7 @@ from bench.execute.blocks import check_all, missing
 from bench.output import Answer, note
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.text import counted, options_text
 
 
@@ -40,7 +40,7 @@ def results_of(
     The runs are checked (`bench.execute.blocks.check_all`, `early` at least). Torch is imported only if something is
     left to do. Errors are those of `execute`; it is a KeyboardInterrupt if a signal stopped it, or the budget is spent.
     """
-    store, left, budget = Store(configs[0].store), missing(configs), effort.budget
+    store, left, budget = configs[0].store, missing(configs), effort.budget
     if len(left) < len(configs):
         progress.say(f"{f'{len(configs) - len(left)} of' if left else 'all'} {len(configs)} runs are stored")
     if left:
@@ -58,7 +58,7 @@ def results_of(
             stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
             over = budget is not None and spent() and f"the budget of {budget.text} is spent; {stored}"
             raise KeyboardInterrupt(f"{over or 'stopped; finished runs are stored'}, and {CONTINUES}")
-    results = store.contents(config.run_id for config in configs).finished
+    results = Contents([store], (config.run_id for config in configs)).finished
     if lost := sum(config.run_id not in results for config in configs):
-        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the call")
+        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store}; repeat the call")
     return [results[config.run_id] for config in configs]

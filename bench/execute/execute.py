@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig
@@ -14,7 +15,7 @@ from bench.errors import RunBroke, RunBusy, RunFailed
 from bench.execute.blocks import Block, Choice, block_key, check_all, cut, rectangles, stored_choice
 from bench.execute.cluster import Crew, WorkersDied
 from bench.progress import SweepProgress
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.train.stop import StopRequest
 
 MAX_BROKEN = 3
@@ -46,7 +47,7 @@ def execute(
     """
     stop, runs = StopRequest(), {config.run_id: config for config in configs}
     plans = dict.fromkeys(runs, plan) if isinstance(plan, str) else plan
-    work = _Work(Store(configs[0].store), runs, plans, sources or {}, progress, crew, stop)
+    work = _Work(configs[0].store, runs, plans, sources or {}, progress, crew, stop)
     with stop.listening():
         done = work.train_all()
         if stop.at_once and not crew.is_here:  # Lightning may have swallowed the interrupt
@@ -64,7 +65,7 @@ def execute(
 class _Work:
     """The missing runs of a request; one that fails does not stop the others."""
 
-    store: Store
+    store: Path
     left: dict[str, RunConfig]  # that have neither finished nor failed
     plans: Mapping[str, str]
     sources: Sources
@@ -96,7 +97,7 @@ class _Work:
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
         runs, effort, crew = dict(self.left), self.crew.effort, self.crew
-        blocks = self.store.contents(runs).blocks
+        blocks = Contents([self.store], runs).blocks
         stored = {run_id: block.runs[run_id] for run_id, block in blocks.items()}
         self._forget([run_id for run_id, block in blocks.items() if block.done])
         if not self.left:
@@ -168,7 +169,7 @@ class _Work:
 
     def _busy(self, run_ids: Collection[str]) -> set[str]:
         """The runs that other processes train, or have just finished, which are forgotten and shown."""
-        stored = self.store.contents(run_ids).blocks
+        stored = Contents([self.store], run_ids).blocks
         finished = {run_id: block.runs[run_id] for run_id, block in stored.items() if block.done}
         if finished:
             self._forget(finished)

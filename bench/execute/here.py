@@ -18,7 +18,7 @@ from bench.lanes.runs import train_block
 from bench.process import as_options, bench_command
 from bench.progress import Progress, SweepProgress
 from bench.store.record import RunResult
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.train.memory import give_back, keep_freed_memory, ran_out
 from bench.train.runner import run
 from bench.train.stop import StopRequest
@@ -61,8 +61,7 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress) -> bool:
 
 def _run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
     """Train a run on several devices with `bench fit`, which starts the ranks; a stop request reaches it as SIGTERM."""
-    store = Store(config.store)
-    stored = store.get(config.run_id)
+    stored = Contents([config.store], [config.run_id]).get(config.run_id)
     if stored is not None and stored.status == "running":
         raise RunBusy(f"run {config.run_id} is in training by another process")
     settings: dict[str, Any] = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
@@ -83,7 +82,7 @@ def _run_apart(config: RunConfig, stop: StopRequest) -> RunResult:
             process.wait()
         log.seek(0)
         last = [f"exit code {process.returncode}", *log.read().strip().splitlines()][-1]
-    result = store.get(config.run_id)
+    result = Contents([config.store], [config.run_id]).get(config.run_id)
     if result is not None and result.finished:
         return result
     if stop.signal is not None:

@@ -22,7 +22,7 @@ from bench.config.values import place
 from bench.errors import UserError
 from bench.execute.blocks import Block
 from bench.progress import Advance, SweepProgress, doing, hearing
-from bench.store.block import DONE
+from bench.store.files import DONE
 from bench.train.stop import StopRequest
 
 REPORT_SECONDS = 0.5

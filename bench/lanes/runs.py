@@ -18,7 +18,7 @@ from bench.lanes.module import LanesModule
 from bench.lanes.optimizers import Weights
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
-from bench.store.store import Store
+from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
 from bench.text import counted
 from bench.train.callbacks import Watcher
@@ -82,8 +82,7 @@ def train_block(
     """
     first = grid[0][0]
     configs = [config for row in grid for config in row]
-    store = Store(first.store)
-    _refuse_if_taken(store, configs)
+    _refuse_if_taken(configs)
     lanes: Lanes | None = None
     writer: BlockWriter | None = None
     saved = 0
@@ -98,15 +97,13 @@ def train_block(
             result.engine = "lanes"
             if width is not None:
                 result.environment["width"] = width
-        checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True)
-        saved = usable_steps(checkpoint, put_aside=True)
-        before = store.contents(result.run_id for result in results).blocks if saved else {}
+        ids = [result.run_id for result in results]
+        saved = usable_steps(last_checkpoint(first.store, ids, lanes=True), put_aside=True)
+        before = Contents([first.store] if saved else [], ids)
         for result in results:
-            if (block := before.get(result.run_id)) is not None:
-                earlier = block.runs[result.run_id]
+            if (earlier := before.get(result.run_id)) is not None:
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         writer = BlockWriter(first.store, results, resume=saved)
-        _refuse_if_taken(store, configs, writer)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)
         module = LanesModule(lanes)
@@ -144,11 +141,11 @@ def train_block(
     return results
 
 
-def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
+def _refuse_if_taken(configs: Sequence[RunConfig]) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    for block in store.contents(config.run_id for config in configs).blocks.values():
-        if (writer is None or block.folder != writer.folder) and (block.busy or block.done):
-            raise RunBusy("another process is training some of these runs, or has just finished them")
+    contents = Contents([configs[0].store], (config.run_id for config in configs))
+    if any(block.busy or block.done for block in contents.blocks.values()):
+        raise RunBusy("another process is training some of these runs, or has just finished them")
 
 
 class LanesRecorder(Watcher):

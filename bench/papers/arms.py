@@ -12,8 +12,8 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed, seed_of
 from bench.results.stats import LEAST_POINTS, Array
+from bench.store.block import Columns
 from bench.store.record import RunResult
-from bench.store.tables import Columns
 from bench.text import cell
 
 

@@ -21,9 +21,9 @@ from bench.papers.figures import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
 from bench.progress import SweepProgress, doing
+from bench.store.block import Columns
 from bench.store.record import RunResult
-from bench.store.store import Store
-from bench.store.tables import Columns
+from bench.store.stores import Contents
 
 ArmRun = tuple[str, RunConfig]  # the label of its arm, and its configuration
 
@@ -85,15 +85,15 @@ def reproduce(name: str, folder: Path, places: Settings, version: Version, effor
 
 def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
     """The arms with stored runs by label, without seeds whose problem has no reference solution, and these with why."""
-    store = Store(arm_runs[0][1].store)
-    stored = store.contents(config.run_id for _, config in arm_runs).finished
+    contents = Contents([arm_runs[0][1].store], (config.run_id for _, config in arm_runs))
+    stored = contents.finished
     runs = [(label, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
     without = {run.config["seed"]: f"{n} is {why}" for _, run in runs for n, why in run.unsolved.items()}
     of_arms: dict[str, list[RunResult]] = {}
     for label, run in runs:
         if run.config["seed"] not in without:
             of_arms.setdefault(label, []).append(run)
-    arms = {label: Arm.of_each(label, [(run, _tables(store, run)) for run in of]) for label, of in of_arms.items()}
+    arms = {label: Arm.of_each(label, [(run, _tables(contents, run)) for run in of]) for label, of in of_arms.items()}
     return arms, without
 
 
@@ -110,9 +110,9 @@ def over_points(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> lis
     return [(at, {name: by_claim[name][i] for name in findings}) for i, (at, findings) in enumerate(points)]
 
 
-def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
+def _tables(contents: Contents, run: RunResult) -> dict[str, Columns]:
     """A run's tables, with `relative_norm_W` (||W|| / ||W_mm||), and its evaluations as the table `validations`."""
-    tables, rows = dict(store.tables(run.run_id)), run.validations
+    tables, rows = dict(contents.tables(run.run_id)), run.validations
     if (norm := dict(run.facts.get("att_svm") or {}).get("norm")) and "norm_W" in (
         measured := tables.get("measurements", {})
     ):

@@ -15,8 +15,8 @@ from bench.plots.means import STEPS, Points, finite, held, mean_panel
 from bench.plots.panels import WORDS, Figure, Line, Panel
 from bench.results.selection import GAP
 from bench.results.stats import Array
+from bench.store.block import Columns
 from bench.store.record import RunResult
-from bench.store.tables import Columns
 from bench.text import CONVERGED
 
 EXPLODED = 10  # multiple of the highest initial loss above which a line is cut off

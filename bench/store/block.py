@@ -2,36 +2,38 @@
 
     BLOCK/lock          locked by the process that trains it
     BLOCK/runs.jsonl    records of its runs until they have finished
-    BLOCK/part-STEP.TABLE.parquet, last.ckpt    rows between two checkpoints, and the last checkpoint
-    BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
+    BLOCK/part-STEP.TABLE.parquet, last.ckpt    rows between two checkpoints, up to STEP, and the last checkpoint
+    BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet: run_id, step, values; sorted by run and step
 
 `runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
 then everything else is removed. Readers take no lock for longer than a look, and ignore what a killed process left
 beside `done`. A block of one run has the name of the run; the name of any other is a digest of its ids.
 """
 
-import errno
-import fcntl
 import hashlib
+import math
 import os
-import time
+import re
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.errors import RunBusy, UserError
-from bench.store.files import Damaged, is_there, read_bytes
+from bench.store.files import CHECKPOINT, DONE, RUNS, Damaged, is_locked, is_there, read_bytes
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import TABLES, Columns, parts_in, read_cached
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PREFIX = "block-"
-RUNS, DONE, LOCK, CHECKPOINT = "runs.jsonl", "done", "lock", "last.ckpt"
-TRIES, PAUSE_SECONDS = 20, 0.005
-"""Readers that look whether a block is locked hold a shared lock for an instant, so taking it is repeated. Ours."""
+TABLES = ("measurements", "curve")  # a column in both is read from the first
+CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
-_held: set[tuple[int, int] | None] = set()
+Columns = dict[str, "NDArray[np.float64]"]
+"""A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -39,78 +41,6 @@ def name_of(run_ids: Sequence[str]) -> str:
     if len(run_ids) == 1:
         return run_ids[0]
     return PREFIX + hashlib.sha256("\n".join(run_ids).encode()).hexdigest()[:16]
-
-
-class Lock(AbstractContextManager["Lock"]):
-    """The lock of a block's folder, which is created if needed, until `release`; the kernel drops it with the process.
-
-    POSIX drops all locks of a process on a file as soon as the process closes any descriptor of that file, so a file
-    whose lock this process holds is never opened a second time. A child that was forked does not have the lock.
-
-    If it is taken, also by this process, it raises RunBusy; UserError if the file system has no locks.
-    """
-
-    def __init__(self, folder: Path, what: str = "") -> None:
-        self.path = folder / LOCK
-        for _ in range(TRIES):
-            folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # a process that ends just now removes an empty folder
-                if _inode(self.path) not in _held:
-                    self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                    if _try_lock(self._handle, fcntl.LOCK_EX, self.path) and self.is_intact:
-                        self._inode = _inode(self._handle)
-                        _held.add(self._inode)
-                        return
-                    os.close(self._handle)  # taken, or of a file that was removed meanwhile
-            time.sleep(PAUSE_SECONDS)
-        raise RunBusy(f"{what or folder} is in training by another process")
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the locked file still is the one in the folder."""
-        return self._handle >= 0 and _inode(self.path) == _inode(self._handle)
-
-    def release(self) -> None:
-        """Remove the file, drop the lock, and remove the folder if it is empty; does nothing the second time."""
-        if self._handle >= 0:
-            if self.is_intact:
-                self.path.unlink(missing_ok=True)
-            os.close(self._handle)
-            _held.discard(self._inode)
-            self._handle = -1
-            with suppress(OSError):
-                self.path.parent.rmdir()
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process trains the block in this folder."""
-    path = folder / LOCK
-    if (inode := _inode(path)) is None or inode in _held:
-        return inode is not None
-    with suppress(OSError, UserError), path.open("rb") as file:  # it was just removed, or belongs to another user
-        return not _try_lock(file.fileno(), fcntl.LOCK_SH, path)
-    return False
-
-
-def _try_lock(handle: int, kind: int, path: Path) -> bool:
-    try:
-        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        why = f"cannot lock {path} ({error.strerror}); use a disk with locks, such as a local one"
-        raise UserError(why) from None
-    return True
-
-
-def _inode(file: Path | int) -> tuple[int, int] | None:
-    with suppress(OSError):
-        state = os.stat(file)  # noqa: PTH116 - also of a descriptor
-        return state.st_dev, state.st_ino
-    return None
 
 
 @dataclass(frozen=True)
@@ -130,7 +60,7 @@ class Block:
         if not self.done:
             return {}
         paths = [path for name in TABLES if is_there(path := self.folder / DONE / f"{name}.parquet")]
-        tables = {path.stem: read_cached((path,), wanted, *_version(path)).get(run_id, {}) for path in paths}
+        tables = {path.stem: _cached_table((path,), wanted, *_version(path)).get(run_id, {}) for path in paths}
         steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
         if rows != steps and not self.runs[run_id].thinned:
             why = f"it has {rows} rows of {run_id}, which took {steps} steps"
@@ -198,3 +128,47 @@ def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | 
                 yield block
         except Damaged as error:
             yield error
+
+
+def parts_in(folder: Path, table: str = "*") -> list[tuple[int, Path]]:
+    """The parts of a table, or of all, in a block's folder with their last steps, in ascending order."""
+    return sorted((int(path.name[5:17]), path) for path in folder.glob(f"part-{'[0-9]' * 12}.{table}.parquet"))
+
+
+def read_parts(folder: Path, until: float = math.inf) -> dict[str, dict[str, Columns]]:
+    """The tables of a block in training by name and run, from its parts up to this step; errors as for `read_table`."""
+    paths = {name: [path for step, path in parts_in(folder, name) if step <= until] for name in TABLES}
+    return {name: read_table(parts) for name, parts in paths.items() if parts}
+
+
+def read_table(paths: Sequence[Path], wanted: str = ".*", *version: int) -> dict[str, Columns]:
+    """The rows of files by run: `step` and the columns whose names match the regular expression.
+
+    `Damaged` if a file cannot be read, FileNotFoundError if it does not exist. The `version` is for a cache.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, tables = paths[0], list[pa.Table]()
+    try:
+        for path in paths:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                names = file.schema_arrow.names
+                is_curve = path.name.endswith("curve.parquet")
+                if names[:2] != ["run_id", "step"] or (is_curve and (*names[1:],) != CURVE_FIELDS):
+                    raise Damaged(path, f"its columns are {', '.join(names)[:200]}")
+                columns = [*names[:2], *(name for name in names[2:] if re.fullmatch(wanted, name))]
+                tables.append(file.read(columns, use_threads=False))
+        table = pa.concat_tables(tables, promote_options="default")
+        runs = table["run_id"].combine_chunks().dictionary_encode()
+        order, ends = np.argsort(runs.indices, kind="stable"), np.cumsum(np.bincount(runs.indices))[:-1]
+        values = {name: np.split(table[name].to_numpy().astype(float)[order], ends) for name in table.column_names[1:]}
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
+        raise Damaged(path, str(error).partition("\n")[0][:200]) from None
+    return {run_id: {name: values[name][i] for name in values} for i, run_id in enumerate(runs.dictionary.to_pylist())}
+
+
+_cached_table = lru_cache(maxsize=16)(read_table)  # boards read the runs of several blocks one by one

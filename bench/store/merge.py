@@ -5,17 +5,16 @@ may be killed at any time; the same command continues. Nothing is written if not
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import RunBusy
 from bench.progress import doing
-from bench.store.block import Block, Lock, name_of
-from bench.store.files import Damaged, disk_errors
+from bench.store.block import Block, name_of
+from bench.store.files import Damaged, Lock, disk_errors
 from bench.store.reports import KINDS, reports_in, write_report
-from bench.store.store import Contents
-from bench.store.stores import Stores
+from bench.store.stores import Contents, Stores
 from bench.store.writer import new_results, write_block
 
 
@@ -26,8 +25,7 @@ class Merged:
     copied: int = 0
     existing: int = 0
     skipped: int = 0
-    # How many records of studies and of `bench check` were copied, by folder.
-    records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))
+    records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))  # copied ones
     damaged: list[Damaged] = field(default_factory=list)  # unreadable parts of the sources
     notes: list[str] = field(default_factory=list)  # why runs were skipped
     differing: list[str] = field(default_factory=list)  # runs that the destination keeps, with another result
@@ -38,7 +36,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
 
     It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
     """
-    stores, merged, new = Stores(sources), Merged(), dict[Path, list[str]]()
+    stores, merged, new = Stores(sources), Merged(), dict[Path, Block]()
     present = Contents([into]).finished
     reports = {report.path(into): report for report in reports_in(into) if not isinstance(report, Damaged)}
     with disk_errors(into, "name another DEST"), doing("merging"):
@@ -51,9 +49,22 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
                 merged.existing += 1
                 merged.differing += [run_id] * (block.runs[run_id].outcome != present[run_id].outcome)
             else:
-                new.setdefault(block.folder, []).append(run_id)
-        for run_ids in new.values():
-            _copy(stores.blocks[run_ids[0]], {*run_ids}, into, merged)
+                new[block.folder] = block
+        for block in new.values():
+            lanes = [run_id for run_id in block.runs if stores.blocks[run_id] is block and run_id not in present]
+            target = into / name_of(lanes)
+            try:
+                content = [(block.runs[run_id], block.tables(run_id)) for run_id in lanes]
+                with Lock(target):
+                    if not Contents([into], lanes).finished:  # else another process has just copied some
+                        with new_results(target) as out:
+                            write_block(out, content)
+                        merged.copied += len(lanes)
+            except Damaged as error:
+                merged.damaged.append(error)
+            except RunBusy as error:
+                merged.notes.append(str(error))
+                merged.skipped += len(lanes)
         for report in (*stores.studies, *stores.checks):
             if (path := report.path(into)) not in reports:
                 write_report(into, report)
@@ -61,21 +72,3 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
             elif reports[path] != report:
                 merged.notes.append(f"{path} differs from the one to copy; it is kept")
     return merged
-
-
-def _copy(block: Block, run_ids: Set[str], into: Path, merged: Merged) -> None:
-    """Copy runs of a finished block, in the order of its lanes."""
-    lanes = [run_id for run_id in block.runs if run_id in run_ids]
-    target = into / name_of(lanes)
-    try:
-        content = [(block.runs[run_id], block.tables(run_id)) for run_id in lanes]
-        with Lock(target):
-            if not Contents([into], lanes).finished:  # else another process has just copied some
-                with new_results(target) as out:
-                    write_block(out, content)
-                merged.copied += len(lanes)
-    except Damaged as error:
-        merged.damaged.append(error)
-    except RunBusy as error:
-        merged.notes.append(str(error))
-        merged.skipped += len(lanes)

@@ -22,16 +22,14 @@ RESUMABLE = ("killed", "failed")
 CAP_BINDS = 0.9
 """Share of capped steps above which the cap, not the method, sets the step size. Ours."""
 
-FILE_NAME = r"[\w+-][\w.+-]{0,199}"
+RunId = Annotated[str, StringConstraints(pattern=r"^[\w+-][\w.+-]{0,199}$")]
 """A file name that is valid on every system and cannot leave its folder."""
-RunId = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
 Name = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Number = int | float
 Json = dict[str, Any]
-Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-"""A moment in UTC, to the second."""
+Moment = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]  # in UTC
 
 
 def now() -> str:
@@ -62,15 +60,12 @@ class RunResult:
     status: Status = "running"  # how it ended; `running` during training
     reason: str | None = None  # one sentence on the status
     identity: Json = field(default_factory=dict)  # what is hashed into `run_id` (`RunConfig.identity`), if known
-    # Settings, in dotted form, that define its problem: the budget, and options beyond the task's defaults.
-    problem: Json = field(default_factory=dict)
-    # Settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
-    chosen: Json = field(default_factory=dict)
+    problem: Json = field(default_factory=dict)  # dotted settings that define its problem: budget, other options
+    chosen: Json = field(default_factory=dict)  # dotted settings that differ from those of `bench fit --task T --opt O`
     versions: Facts = field(default_factory=dict)  # of the suite, its libraries, and the specs
     metric: str = ""  # the name of the compared metric (`accuracy`)
     split: str = ""  # the split of that metric (`test`)
-    # The split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if unknown.
-    select_split: str = ""
+    select_split: str = ""  # the split of its evaluations and its best step (`TaskData.select`); empty if unknown
     mode: Mode = "min"  # whether the metric is better when smaller (`min`) or larger (`max`)
     scale: Literal["", "linear", "log"] = ""  # scale of comparisons (`TaskSpec.scale`); empty if unknown
     target: float | None = None  # target value of the metric on the selection split
@@ -82,8 +77,7 @@ class RunResult:
     best_step: Count | None = None  # that step
     # All values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
     metrics: Metrics = field(default_factory=dict)
-    # By evaluation: step, seconds of training, values on the selection split.
-    validations: list[Row] = field(default_factory=list)
+    validations: list[Row] = field(default_factory=list)  # by evaluation: step, `train_s`, values on `select_split`
     steps: Count = 0  # number of optimizer steps
     evaluations: Count | None = None  # gradients of the batch that they computed, if not one each
     skipped: Count = 0  # steps that changed nothing: the gradient overflowed under a GradScaler
@@ -91,18 +85,14 @@ class RunResult:
     seconds_to_target: Seconds | None = None  # the same in seconds
     wall_s: Seconds = 0.0  # seconds from first step to end, evaluation included
     train_s: Seconds = 0.0  # seconds without evaluation
-    # Share of steps whose applied step was below the raw one.
-    cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    # The step that alone made the gradient 0 (`bench.train.watch.SATURATING`).
-    saturated_at: Count | None = None
+    cap_share: Annotated[float, Field(ge=0, le=1)] | None = None  # share of steps that were applied smaller
+    saturated_at: Count | None = None  # the step that alone made the gradient 0 (`bench.train.watch.SATURATING`)
     step_of: str = ""  # method and parameter roles of the curve's step sizes, if groups differ
-    # The used part of the data, and the model if it is not the task's namesake; None for the whole task.
-    part: str | None = None
+    part: str | None = None  # used part of the data, and model if not the task's namesake; None for the whole task
     memory: dict[str, Count] = field(default_factory=dict)  # peak bytes on host and device, of all lanes together
     environment: Facts = field(default_factory=dict)  # machine, devices, threads
     facts: Json = field(default_factory=dict)  # about the problem instance (`TaskData.facts`) and model (`Task.facts`)
-    # `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
-    engine: str = "lightning"
+    engine: str = "lightning"  # a single run; `compiled`, with `--trainer.compile`; or `lanes`, vectorised runs
     unscheduled: bool = False  # whether a requested schedule was ignored, since the optimizer needs none
     tuned_by: str | None = None  # the study of its hyperparameters (`--tuned`)
     tuned_on: str | None = None  # the selection split of that study, if known
@@ -110,8 +100,7 @@ class RunResult:
     specimen: str | None = None  # a text that the model wrote, in runs of earlier versions
     task_name: Name | Literal[""] = ""  # the name in the spec of a task given as `file.py:SPEC`
     begun: Moment | Literal[""] = ""  # start of training, in UTC, also of one that was resumed; empty if unknown
-    # First purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for one alone.
-    plan: str | None = None
+    plan: str | None = None  # first purpose: `sweep`, `fit` of several seeds, `study NAME`, `experiment NAME`, or none
 
     @property
     def task(self) -> str:
@@ -198,9 +187,7 @@ def made_on(runs: Sequence[RunResult]) -> str:
     for run in runs:
         machines.setdefault(run.threads, set()).add(re.sub(r"\((R|TM)\)| Processor", "", run.processor))
     places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
-    packages = [
-        f"{name} {' or '.join(sorted({str(run.versions.get(name, 'unknown')) for run in runs}))}"
-        for name in ("torch", "lightning")
-    ]
+    versions = {name: {str(run.versions.get(name, "unknown")) for run in runs} for name in ("torch", "lightning")}
+    packages = [f"{name} {' or '.join(sorted(of_name))}" for name, of_name in versions.items()]
     days = [run.begun[:10] for run in runs]
     return ", ".join(["; ".join(places), *packages, " to ".join(sorted({min(days), max(days)}))])

@@ -18,7 +18,6 @@ from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
 Scalar = bool | Number | str | None
 
 
@@ -90,8 +89,7 @@ class CheckRecord:
     name: Name  # of the optimizer, as requested
     ok: bool  # whether no failure changes results or blocks a set-up
     options: Json  # the given hyperparameters
-    # In the order of the catalogue: `bench.check.run.verdict_of`.
-    verdicts: Annotated[list[Json], Field(min_length=1)]
+    verdicts: Annotated[list[Json], Field(min_length=1)]  # `bench.check.run.verdict_of`, in the order of the catalogue
     target: Name | None = None  # these three are None if the optimizer could not be loaded
     version: Count | None = None
     package: Name | None = None
@@ -110,15 +108,10 @@ class CheckRecord:
         return [str(v.get("check")) for v in failed if v.get("severity", "results") in ("results", "set-up")]
 
     def path(self, store: Path) -> Path:
-        """Its place in a store."""
-        return check_path(store, self.name, self.version, self.package, self.rest)
-
-
-def check_path(store: Path, opt: str, version: int | None, package: str | None, rest: str | None = None) -> Path:
-    """The path of the report on a version of an optimizer, alone or with one for the rest."""
-    about = [bare(opt), version, package, *([] if rest is None else [rest])]
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
-    return store / CheckRecord.folder / f"{slug(opt)}-{digest}.json"
+        """Its place in a store, that of the version of the optimizer, alone or with one for the rest."""
+        about = [bare(self.name), self.version, self.package, *([] if self.rest is None else [self.rest])]
+        digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+        return store / self.folder / f"{slug(self.name)}-{digest}.json"
 
 
 Record = StudyRecord | CheckRecord

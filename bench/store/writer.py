@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, RUNS, Block, Lock, blocks_in, name_of, read_block
-from bench.store.files import Damaged, disk_errors, is_there, making, remove, replacing, sync
+from bench.store.block import CURVE_FIELDS, Columns, blocks_in, name_of, parts_in, read_block, read_parts
+from bench.store.files import CHECKPOINT, DONE, RUNS, Damaged, Lock, disk_errors, making, remove, replacing, sync
 from bench.store.record import RunResult, parse_record
-from bench.store.tables import CURVE_FIELDS, TABLES, Columns, parts_in, read_parts, write_table
 from bench.text import strict_json
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class BlockWriter:
     def __init__(self, store: Path, runs: Sequence[RunResult], *, resume: int = 0, again: bool = False) -> None:
         self.store, self.runs = store, list(runs)
         self.folder = store / name_of([run.run_id for run in runs])
-        self.checkpoint = self.folder / CHECKPOINT
+        self.checkpoint, ids = self.folder / CHECKPOINT, {run.run_id for run in runs}
         what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {self.folder.name}"
         with making(store):
             self._lock = Lock(self.folder, what)
@@ -45,7 +44,9 @@ class BlockWriter:
                     raise RunBusy(f"{what} was just trained by another process")
                 _clear(self.folder, state=not resume, after=resume)
                 write_records(self.folder / RUNS, runs)
-                if not again and self._are_elsewhere():
+                # Two processes with overlapping blocks write first and then look, so at least one sees the other.
+                others = (b for b in blocks_in(store, ids) if not isinstance(b, Damaged) and b.folder != self.folder)
+                if not again and any(ids & b.runs.keys() and (b.busy or b.done) for b in others):
                     _clear(self.folder, state=not resume, after=resume)
                     raise RunBusy(f"{what}, or a part of it, is in training by another process")
         except BaseException as error:
@@ -54,15 +55,6 @@ class BlockWriter:
                 why = f"{self.folder / DONE} cannot be used ({error.why}); move it away, and repeat the command"
                 raise UserError(why) from None
             raise
-
-    def _are_elsewhere(self) -> bool:
-        """Whether another block with one of the runs has results, or is in training: perhaps since this instant.
-
-        Two processes with overlapping blocks first write their records and then look, so at least one sees the other.
-        """
-        ids = {run.run_id for run in self.runs}
-        others = [b for b in blocks_in(self.store, ids) if isinstance(b, Block) and b.folder != self.folder]
-        return any(ids & block.runs.keys() and (block.busy or block.done) for block in others)
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
         """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them."""
@@ -106,9 +98,9 @@ class BlockWriter:
         """
         self._refuse_if_gone()
         try:
-            if has_parts := bool(parts_in(self.folder)):
+            if parts_in(self.folder):
                 self.flush()
-            tables = read_parts(self.folder) if has_parts else self._unwritten()
+            tables = read_parts(self.folder) or self._unwritten()
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
         pairs = zip(results, measured or [{}] * len(results), strict=True)
@@ -127,7 +119,7 @@ class BlockWriter:
 
     def drop(self) -> None:
         """Remove the block, unless it has a checkpoint. After `end` or `leave` this does nothing."""
-        if self._lock.is_intact and not is_there(self.checkpoint):
+        if self._lock.is_intact and not os.path.lexists(self.checkpoint):
             _clear(self.folder, state=True)
         self.close()
 
@@ -163,19 +155,17 @@ def _clear(folder: Path, *, state: bool, after: int = 0) -> None:
         remove(path)
 
 
-def _tables_of(
-    result: RunResult, last: Mapping[str, float], tables: Mapping[str, Mapping[str, Columns]]
-) -> dict[str, Columns]:
+def _tables_of(run: RunResult, last: Mapping[str, float], tables: dict[str, dict[str, Columns]]) -> dict[str, Columns]:
     """The tables of a run up to its last step, with its last measurements; RunFailed if rows are missing."""
     import numpy as np
 
-    of_run = {name: runs[result.run_id] for name, runs in tables.items()}
-    if not result.thinned and result.steps > len(of_run.get("curve", {}).get("step", ())):
-        raise RunFailed(f"rows of {result.run_id} were lost during the run; train it again with --rerun")
+    of_run = {name: runs[run.run_id] for name, runs in tables.items()}
+    if not run.thinned and run.steps > len(of_run.get("curve", {}).get("step", ())):
+        raise RunFailed(f"rows of {run.run_id} were lost during the run; train it again with --rerun")
     for name, columns in of_run.items():
-        of_run[name] = {column: values[columns["step"] <= result.steps] for column, values in columns.items()}
-    if last and result.steps not in (measured := of_run["measurements"])["step"]:
-        values = {"step": result.steps, **last}
+        of_run[name] = {column: values[columns["step"] <= run.steps] for column, values in columns.items()}
+    if last and run.steps not in (measured := of_run["measurements"])["step"]:
+        values = {"step": run.steps, **last}
         of_run["measurements"] = {name: np.append(column, values[name]) for name, column in measured.items()}
     return of_run
 
@@ -192,8 +182,31 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
+def write_table(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a table of runs, by id, as one Parquet file, flushed to disk; nothing if it has no columns but `step`.
+
+    Values that are not finite, and columns that a run does not have, are nulls.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = list[pa.Table]()
+    for run_id, columns in sorted(runs.items()):
+        values = {name: np.asarray(column, np.float64) for name, column in columns.items() if name != "step"}
+        nullable = {name: pa.array(column, mask=~np.isfinite(column)) for name, column in values.items()}
+        steps = np.asarray(columns["step"]).astype(np.int64)
+        rows.append(pa.table({"run_id": pa.repeat(run_id, len(steps)), "step": steps, **nullable}))
+    if not any(table.num_columns > 2 for table in rows):
+        return
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["run_id"], "write_page_checksum": True}
+    options |= {"write_statistics": ["run_id", "step"], "row_group_size": 10_000}  # queries skip those of other runs
+    with replacing(path) as temporary:
+        pq.write_table(pa.concat_tables(rows, promote_options="default"), temporary, **options)
+
+
 def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns]]]) -> None:
     """Write finished runs with their tables as the results of one block, into this folder."""
     write_records(done / RUNS, [run for run, _ in runs])
-    for name in TABLES:
+    for name in sorted({name for _, tables in runs for name in tables}):
         write_table(done / f"{name}.parquet", {run.run_id: tables[name] for run, tables in runs if name in tables})

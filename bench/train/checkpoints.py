@@ -10,8 +10,8 @@ import torch
 
 from bench.errors import first_line
 from bench.output import remark
+from bench.store.block import read_parts
 from bench.store.files import is_there, sync
-from bench.store.tables import read_parts
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps taken."""

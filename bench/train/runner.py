@@ -28,7 +28,7 @@ from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
 from bench.progress import Progress, doing
 from bench.store.record import RunResult, now
-from bench.store.store import Store
+from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
 from bench.train.callbacks import Recorder
 from bench.train.checkpoints import usable_steps
@@ -71,9 +71,8 @@ def run(
         KeyboardInterrupt: a signal asked to stop after the run had ended; its result is stored.
     """
     config = on_device(config)
-    store = Store(config.store)
     main = is_main_process()
-    stored = store.get(config.run_id)
+    stored = Contents([config.store], [config.run_id]).get(config.run_id)
     if not rerun and stored is not None and stored.finished:
         return stored
     if stored is not None and stored.status == "running" and main:
@@ -83,7 +82,7 @@ def run(
     result = new_result(config, task, training, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
     # All ranks find the same checkpoint: the previous process's, which stays until the run has ended.
-    checkpoint = store.last_checkpoint([config.run_id]) if not rerun else None
+    checkpoint = last_checkpoint(config.store, [config.run_id]) if not rerun else None
     saved = usable_steps(checkpoint, put_aside=main)
     if saved and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from bench.config.checks import check, check_places
@@ -20,7 +21,7 @@ from bench.results.group import Measure, final
 from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial
-from bench.store.store import Store
+from bench.store.stores import Contents
 from bench.text import listed
 from bench.tuning.design import Key, Point, Scores, Trial, point_key
 from bench.tuning.spec import StudySpec
@@ -41,7 +42,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self.name, self._configs = self.spec.name, dict[tuple[Key, int], RunConfig]()
-        self.store = Store(self.places["store"])
+        self.store: Path = self.places["store"]
 
     def configs(self, point: Point, seeds: Sequence[int]) -> list[RunConfig]:
         """The runs of a point (`StudySpec.config`)."""
@@ -63,7 +64,7 @@ class Study:
         trials = [tried[trial.key] for trial in wanted if trial.key in tried]
         winner = self.spec.design.best([trial.point for trial in trials], scores)
         fresh = [] if winner is None else self.configs(winner, self.spec.report_seeds)
-        stored, todo = self.store.contents(config.run_id for config in fresh).finished, list[RunConfig]()
+        stored, todo = Contents([self.store], (config.run_id for config in fresh)).finished, list[RunConfig]()
         if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
             points = [trial.point for trial in wanted if trial.key not in tried or tried[trial.key].runs]
             todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
@@ -83,7 +84,8 @@ class Study:
     def _ended(self, wanted: Sequence[Trial]) -> list[Trial]:
         """Those of these trials that have ended: with all runs stored, with a failed run, or illegal."""
         legal = [self._legal(trial) for trial in wanted]
-        stored, ended = self.store.contents(config.run_id for configs, _ in legal for config in configs).finished, []
+        contents, ended = Contents([self.store], (c.run_id for configs, _ in legal for c in configs)), list[Trial]()
+        stored = contents.finished
         for trial, (configs, reason) in zip(wanted, legal, strict=True):
             runs = [stored[config.run_id] for config in configs if config.run_id in stored]
             reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")

@@ -108,7 +108,7 @@ def remember(result: StudyResult) -> None:
 
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
     """
-    record, store = result.record, result.study.store.folder
+    record, store = result.record, result.study.store
     path = record.path(store)
     with suppress(Damaged, FileNotFoundError):
         before = read_report(path, StudyRecord)
