@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,13 +20,11 @@ def is_main_process() -> bool:
 @cache
 def cpu_name() -> str:
     """The processor's name from the system."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def crowding() -> float:

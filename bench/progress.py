@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
-from bench.text import counted, duration
+from bench.text import duration
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -205,10 +205,6 @@ class SweepProgress:
         if self.enabled and line != self._last:
             self._last = line
             say(line)
-
-    def waiting(self, runs: int) -> None:
-        """Other processes train the last runs."""
-        self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
     def advance(
         self,

@@ -10,6 +10,8 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from bench.config.run_config import RunConfig
 from bench.config.settings import described
@@ -21,7 +23,7 @@ from bench.tuning import study as studies
 from bench.tuning import tuned
 from bench.tuning.design import TPE_STARTUP, point_key
 from bench.tuning.spec import StudySpec, make_spec, trials_of
-from bench.tuning.study import Study
+from bench.tuning.study import Study, StudyResult
 from tests.stored import Store, put
 
 Score = Callable[[float], float | None]
@@ -65,14 +67,14 @@ def ended(config: RunConfig, score: Score = valley, **changes: Any) -> RunResult
 
 
 def missing(study: Study) -> list[RunConfig]:
-    return [config for config in study.result().todo if Store(study.store).get(config.run_id) is None]
+    return [config for config in StudyResult(study).todo if Store(study.places["store"]).get(config.run_id) is None]
 
 
 def rounds(study: Study, score: Score = valley, **changes: Any) -> Iterator[list[RunConfig]]:
     """Store what the study wants, round by round, until it wants nothing."""
     while new := missing(study):
         for config in new:
-            put(study.store, ended(config, score, **changes))
+            put(study.places["store"], ended(config, score, **changes))
         yield new
 
 
@@ -87,7 +89,7 @@ def test_a_study_from_first_trials_to_fresh_seeds(tmp_path: Path) -> None:
         (lr, seed) for lr in (0.1, 0.03162, 0.3162) for seed in (1000, 1001)
     ]
     assert [(config.opt_options["lr"], config.seed) for config in fresh] == [(0.1, 0), (0.1, 1)]
-    result = study.result()
+    result = StudyResult(study)
     assert (result.best and result.best.point, result.score, result.missing, result.todo) == (
         {"opt.lr": 0.1},
         0.0,
@@ -106,22 +108,22 @@ def test_any_order_of_runs_ends_in_the_same_study(tmp_path: Path, sampler: str) 
         study = study_in(tmp_path / str(seed), 12, sampler=sampler, opt__momentum="0.009:0.9")
         while new := missing(study):
             config = draw.choice(new)
-            put(study.store, ended(config, slope))
+            put(study.places["store"], ended(config, slope))
             trained.append(config.run_id)
         assert len(trained) == len(set(trained))
         assert set(trained) == wanted
-        assert tuned.as_json(study.result()) == tuned.as_json(whole.result())
+        assert tuned.as_json(StudyResult(study)) == tuned.as_json(StudyResult(whole))
 
 
 def test_tpe_begins_with_the_sequence_and_then_follows_scores(tmp_path: Path) -> None:
     study = study_in(tmp_path, 15, sampler="tpe", seeds=[1000], reports=())
     finish(study)
-    points = [trial.point["opt.lr"] for trial in study.result().trials]
+    points = [trial.point["opt.lr"] for trial in StudyResult(study).trials]
     assert points[:TPE_STARTUP] == [w.point["opt.lr"] for w in spec(sampler="qmc").design.wanted(TPE_STARTUP)]
     assert len(set(points)) == 15
     assert sum(map(valley, points[TPE_STARTUP:])) / 6 < sum(map(valley, points[:TPE_STARTUP])) / TPE_STARTUP
     shorter = study_in(tmp_path, 11, sampler="tpe", seeds=[1000], reports=())
-    assert [trial.point["opt.lr"] for trial in shorter.result().trials] == points[:11]
+    assert [trial.point["opt.lr"] for trial in StudyResult(shorter).trials] == points[:11]
 
 
 def test_a_setting_whose_cap_sets_the_steps_never_wins(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_setting_whose_cap_sets_the_steps_never_wins(tmp_path: Path) -> None:
         capped = 0.99 if config.opt_options["lr"] == 0.1 else 0.5  # it would be the best
         put(tmp_path, ended(config, cap_share=capped))
     finish(study)
-    result = study.result()
+    result = StudyResult(study)
     assert result.best is not None
     assert result.best.point["opt.lr"] in (0.03162, 0.3162)
     assert result.scores[point_key({"opt.lr": 0.1})] is None
@@ -141,7 +143,7 @@ def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:
     broken = {config.run_id: "the card fell out" for config in missing(study) if config.opt_options["lr"] == 0.1}
     study.failed |= broken
     trained = finish(study)
-    result = study.result()
+    result = StudyResult(study)
     assert not broken.keys() & {config.run_id for config in trained}
     assert [(trial.point, trial.reason) for trial in result.trials if not trial.runs] == [
         ({"opt.lr": 0.1}, "the card fell out")
@@ -156,7 +158,7 @@ def test_an_extension_beyond_the_legal_range_fails_alone(tmp_path: Path) -> None
         for config in new:
             momentum = config.opt_options["momentum"]
             put(tmp_path, ended(config, lambda _, momentum=momentum: 10 - momentum))
-    failed = [trial for trial in study.result().trials if not trial.runs]
+    failed = [trial for trial in StudyResult(study).trials if not trial.runs]
     assert failed
     for trial in failed:
         assert (trial.kind, trial.point["opt.momentum"] >= 1) == ("extension", True)
@@ -169,7 +171,7 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
 
     def execute(configs: list[RunConfig], *_: Any, plan: dict[str, str], **__: Any) -> bool:
         calls.append(configs)
-        assert {plan[config.run_id] for config in configs if config.opt == "ngd"} == {f"study {two[1].name}"}
+        assert {plan[config.run_id] for config in configs if config.opt == "ngd"} == {f"study {two[1].spec.name}"}
         for config in configs:
             put(tmp_path, ended(config))
         return True
@@ -184,7 +186,7 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
     large, small = study_in(tmp_path, 7, reports=()), study_in(tmp_path, 3, reports=())
     finish(large)
     for study in (large, small):
-        tuned.remember(study.result())
+        tuned.remember(StudyResult(study))
     (record,) = Stores([tmp_path]).studies
     assert (len(record.trials), record.best and record.best["score"], record.missing) == (7, 0.0, 0)
 
@@ -192,21 +194,21 @@ def test_the_record_keeps_the_larger_study(tmp_path: Path) -> None:
 def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
     study = study_in(tmp_path, 3, reports=())
     finish(study, slope)
-    result = study.result()
+    result = StudyResult(study)
     tuned.remember(result)
     url = f"sqlite:///{tmp_path}/optuna.db"
     for _ in range(2):  # the second time adds nothing
         tuned.mirror(result, url)
-    for storage in (tuned.journal(tmp_path / "studies" / f"{study.name}.log"), url):
-        loaded = optuna.load_study(study_name=study.name, storage=storage)
+    for storage in (JournalStorage(JournalFileBackend(str(tmp_path / "studies" / f"{study.spec.name}.log"))), url):
+        loaded = optuna.load_study(study_name=study.spec.name, storage=storage)
         assert [trial.params for trial in loaded.trials] == [trial.point for trial in result.trials]
         assert loaded.best_value == pytest.approx(result.score)
         assert loaded.trials[0].user_attrs["runs"] == [run.run_id for run in result.trials[0].runs]
     larger = study_in(tmp_path, 7, reports=())
     finish(larger, slope)
-    tuned.mirror(larger.result(), url)
-    tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.name, storage=url).trials}
-    assert tried >= {point_key(trial.point) for trial in larger.result().trials}
+    tuned.mirror(StudyResult(larger), url)
+    tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.spec.name, storage=url).trials}
+    assert tried >= {point_key(trial.point) for trial in StudyResult(larger).trials}
     with pytest.raises(UserError, match="--storage nothing://x: "):
         tuned.mirror(result, "nothing://x")
 

@@ -169,7 +169,7 @@ class Study(Answer):
         from bench.tuning.tuned import as_json, result_lines, trial_lines, use_line
 
         self.result, self.store, self.folder = result, store, folder
-        self.name, self.task, self.opt, self.score = result.study.name, result.spec.task, result.spec.opt, result.score
+        self.name, self.task, self.opt, self.score = result.spec.name, result.spec.task, result.spec.opt, result.score
         self.trials, self.fresh = (Runs(Run(run, store) for run in runs) for runs in (result.runs, result.fresh))
         use = [] if folder is None else ["", f"use it: {use_line(folder, result.spec)}"]
         lines = [*map(clean, [*trial_lines(result.record, result.runs), "", *result_lines(result)]), *use]

@@ -58,7 +58,7 @@ def tune(
     if call.dry_run:
         crew_of([[study]], call)  # raises if it cannot be trained here
         points = [trial.point for trial in spec.design.wanted(study.trials)]
-        note(f"study {study.name}: {counted(study.trials, 'trial')} of {counted(len(spec.seeds), 'seed')}")
+        note(f"study {spec.name}: {counted(study.trials, 'trial')} of {counted(len(spec.seeds), 'seed')}")
         return Answer(points, [*map(options_text, points)])
     if folder is None and call.command is not None:
         folder = Path("tuned")
@@ -153,20 +153,20 @@ def crew_of(todo: Todo, call: Call) -> "Crew":
     return min((Crew(call.effort, config) for config in configs), key=lambda crew: crew.shares)
 
 
-def _plan(todo: Todo, crew: "Crew", call: Call) -> list[dict[str, Any]]:
+def _plan(todo: Todo, crew: "Crew") -> list[dict[str, Any]]:
     """What is stored and what is to do, with an estimate of its time (`bench.tuning.suite.plan`)."""
     with redirect_stdout(sys.stderr):
         with doing("importing torch"):
             from bench.train.threads import set_threads
 
         set_threads(crew.threads)
-        return suites.plan(todo, lambda spec: suites.seconds_of_run(spec, call.places))
+        return suites.plan(todo)
 
 
 def plan_of(title: str, todo: Todo, call: Call) -> Answer:
     """What studies would run, which part is stored, and the estimated time of the rest."""
     crew = crew_of(todo, call)
-    rows = _plan(todo, crew, call)
+    rows = _plan(todo, crew)
     return Answer(rows, [title, *suites.plan_lines(rows, crew.shares)])
 
 
@@ -182,7 +182,7 @@ def train(todo: Todo, call: Call, folder: Path | None, prepare: Callable[[], Non
     crew, budget = None if is_stored else crew_of(todo, call), call.effort.budget
     prepare()
     if crew is not None and budget is not None:
-        rows = _plan(todo, crew, call)
+        rows = _plan(todo, crew)
         seconds = sum(row["seconds"] for row in rows) / crew.shares
         if seconds > budget.seconds:
             runs = counted(sum(row["runs"] for row in rows), "run")
@@ -321,7 +321,7 @@ def _ranking(
     fresh = [run for result in results for run in result.fresh]
     if not fresh:
         return [], [], None
-    names, ids = {r.study.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
+    names, ids = {r.spec.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
     problems = [(bare(run.config["task"]), run.problem) for run in fresh]
     others = {bare(name) for name in against or REFERENCES} - {bare(result.spec.opt) for result in results}
     stores = Stores([store], reference_folder())

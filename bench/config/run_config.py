@@ -249,7 +249,7 @@ def resolve(
         UserError: a name is unknown or a value illegal.
     """
     settings = {**(fallback or {}), **(flatten_yaml(config) if config else {}), **words}
-    task, opt = _name("task", settings), _name("opt", settings)
+    task, opt = name_in("task", settings), name_in("opt", settings)
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
@@ -288,7 +288,7 @@ def resolve(
     )
 
 
-def _name(key: str, settings: dict[str, Any]) -> str:
+def name_in(key: str, settings: dict[str, Any]) -> str:
     """Take the name of the task or the optimizer from the settings; UserError if there is not exactly one."""
     name = settings.pop(key, None)
     if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean

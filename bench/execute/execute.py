@@ -16,6 +16,7 @@ from bench.execute.blocks import Block, Choice, block_key, check_all, cut, recta
 from bench.execute.cluster import Crew, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.stores import Contents
+from bench.text import counted
 from bench.train.stop import StopRequest
 
 MAX_BROKEN = 3
@@ -88,7 +89,7 @@ class _Work:
                 if not self.left:
                     return True
                 if not todo:
-                    self.progress.waiting(len(self.left))
+                    self.progress.say(f"waiting for {counted(len(self.left), 'run')} of other processes")
                     time.sleep(BUSY_SECONDS)
                 elif not self._train(todo):
                     return False

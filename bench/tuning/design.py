@@ -20,14 +20,10 @@ from bench.store.record import RunResult
 from bench.text import counted, is_number
 from optimizers import LogUniform
 
-Axis = LogUniform | tuple[Any, ...]
-"""A range, or a list of values."""
-Space = dict[str, Axis]
-"""The searched settings, by dotted name (`opt.lr`)."""
-Point = Mapping[str, Any]
-"""A value for each name of a space."""
-Key = str
-"""A point as text (`point_key`)."""
+Axis = LogUniform | tuple[Any, ...]  # a range, or a list of values
+Space = dict[str, Axis]  # the searched settings, by dotted name (`opt.lr`)
+Point = Mapping[str, Any]  # a value for each name of a space
+Key = str  # a point as text (`point_key`)
 Sampler = Literal["grid", "qmc", "tpe"]
 Place = tuple[int, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
@@ -80,16 +76,17 @@ class Design:
     with all combinations of the other axes' values, the place nearest to the ranges' middles first (distances relative
     to their widths). While a neighbour of the best place has not been tried, it grows there by a decade. Without a
     range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
-    takes the suggestions of Optuna's `TPESampler`. The number of points is a multiple of `step`.
+    takes the suggestions of Optuna's `TPESampler`; by default, up to two ranges make a grid, and more are searched by
+    TPE. The number of points is a multiple of `step`.
     """
 
-    def __init__(self, space: Space, sampler: Sampler) -> None:
+    def __init__(self, space: Space, sampler: Sampler | None = None) -> None:
         self.space = space
-        self.sampler: Sampler = sampler
         self.ranges = {name: axis for name, axis in space.items() if isinstance(axis, LogUniform)}
         self.lists = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
         self.combinations = math.prod(map(len, self.lists.values()))
-        self.step = self.combinations if sampler == "grid" else 1
+        self.sampler: Sampler = sampler or ("tpe" if len(self.ranges) > 2 else "grid")
+        self.step = self.combinations if self.sampler == "grid" else 1
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
@@ -187,19 +184,17 @@ class Design:
         axes = {name: distribution(axis) for name, axis in self.space.items()}
         direction, worst = ("minimize", math.inf) if scores.mode == "min" else ("maximize", -math.inf)
         sampler = optuna.samplers.TPESampler(seed=len(points), n_startup_trials=0)
-        study, keys, new = optuna.create_study(direction=direction, sampler=sampler), set[Key](), dict[Key, Point]()
-        for point in points:
-            value = worst if (score := scores.by_key[point_key(point)]) is None else score
+        study, known = optuna.create_study(direction=direction, sampler=sampler), {point_key(p): p for p in points}
+        for key, point in known.items():
+            value = worst if (score := scores.by_key[key]) is None else score
             study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
-            keys.add(point_key(point))
         for _ in range(20 * TPE_ROUND):
             params = study.ask(axes).params
             point = {name: _within(axis, params[name]) for name, axis in self.space.items()}
-            if point_key(point) not in keys:
-                new.setdefault(point_key(point), point)
-            if len(new) == TPE_ROUND:
+            known.setdefault(point_key(point), point)
+            if len(known) == len(points) + TPE_ROUND:
                 break
-        return list(new.values()) or self._sequence(len(points) + TPE_ROUND)[len(points) :]
+        return [*known.values()][len(points) :] or self._sequence(len(points) + TPE_ROUND)[len(points) :]
 
 
 def distribution(axis: Axis, *values: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, parse_options
-from bench.config.run_config import RunConfig, on_device, resolve, settings_of
+from bench.config.run_config import RunConfig, name_in, on_device, resolve, settings_of
 from bench.config.settings import chosen_of
 from bench.config.values import Seeds, counts_seeds, ends_of_range, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known, unknown_setting
@@ -24,6 +24,7 @@ from tasks import TASKS
 
 GRID_POINTS = 9
 """Default number of trials: as a grid of one range, four decades in half decades. Ours."""
+VERSIONS = ("task", "opt", "rest", "task_package", "opt_package")  # in the order of the hash
 TUNING_SEEDS = 1000
 """First seed of trials if only the number of seeds is given; reports begin with 0. Ours."""
 
@@ -61,7 +62,7 @@ class StudySpec(BaseModel):
     report_seeds: list[int]
     prune: Literal[False] = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         """`task-opt-hash`: the name of the study."""
         digest = hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()
@@ -93,34 +94,28 @@ def make_spec(
 ) -> StudySpec:
     """The specification of a study; words may have ranges and lists of values (`read_space`).
 
-    Without a sampler, up to two ranges make a grid, and more are searched by TPE. `UserError` if a setting is unknown
-    or illegal, there is nothing to search, or a seed is in both lists.
+    `UserError` if a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
-    for name, kind, known in (("task", "task", TASKS), ("opt", "optimizer", OPTIMIZERS)):
-        if not words.get(name):
-            raise UserError(f"--{name} is missing; see `bench list {kind}s`")
-        check_known(kind, [str(words[name])], known)
+    task, opt = (name_in(key, dict(words)) for key in ("task", "opt"))
+    check_known("task", [task], TASKS)
     for name in {"seed", "logger"} & words.keys():
         raise UserError(f"--{name} {words[name]}: a study has several runs, with --seeds and without loggers")
     if both := ", ".join(map(str, sorted(set(seeds) & set(report_seeds)))):
         why = "the seeds that choose a winner give optimistic scores; use different seeds"
         raise UserError(f"--seeds and --report_seeds share {both}: {why}")
-    space, fixed = read_space(words, str(words["opt"]))
-    ranges = sum(isinstance(axis, LogUniform) for axis in space.values())
-    design = Design(space, sampler or ("tpe" if ranges > 2 else "grid"))
+    space, fixed = read_space(words, opt)
+    design = Design(space, sampler)
     first = design.wanted(trials_of(design, None, len(seeds)))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     searched = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
     settings = {name: value for name, value in settings.items() if name not in searched}
     chosen = {*chosen_of(config), "data_seed", *(["device"] if config.device != "auto" else [])}
-    specs = {"task": config.task_spec, "opt": config.opt_spec, "rest": config.rest_spec}
-    versions = {kind: getattr(spec, "version", None) for kind, spec in specs.items()}
-    versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in specs.items()}
+    versions = config.spec_versions
     return StudySpec(
         task=config.task,
         opt=config.opt,
-        versions={name: version for name, version in versions.items() if version is not None},
+        versions={name: versions[name] for name in VERSIONS if name in versions},
         metric=config.task_spec.metric,
         mode=config.task_spec.mode,
         settings=settings,

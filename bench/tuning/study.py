@@ -5,10 +5,9 @@ store. So an interrupted command continues with the same runs, and runs of other
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from bench.config.checks import check, check_places
@@ -39,60 +38,30 @@ class Study:
     places: Mapping[str, Any]
     total: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.name, self._configs = self.spec.name, dict[tuple[Key, int], RunConfig]()
-        self.store: Path = self.places["store"]
+    _configs: dict[tuple[Key, int], RunConfig] = field(default_factory=dict, init=False)
 
     def configs(self, point: Point, seeds: Sequence[int]) -> list[RunConfig]:
         """The runs of a point (`StudySpec.config`)."""
-        for seed in seeds:
-            if (point_key(point), seed) not in self._configs:
-                self._configs[point_key(point), seed] = self.spec.config(point, seed, self.places)
-        return [self._configs[point_key(point), seed] for seed in seeds]
+        keys = [(point_key(point), seed) for seed in seeds]
+        for key in (key for key in keys if key not in self._configs):
+            self._configs[key] = self.spec.config(point, key[1], self.places)
+        return [self._configs[key] for key in keys]
 
-    def result(self, total: int = 0, *, report: bool = True) -> "StudyResult":
-        """What the stored runs show, and which are wanted next: for at least `total` trials, then to `report`."""
-        tried, total = dict[Key, Trial](), max(total, self.total)
-        while True:
-            scores = self._scores(tried.values())
-            wanted = self.spec.design.wanted(self.trials, total, scores)
-            ended = self._ended([trial for trial in wanted if trial.key not in tried])
-            if not ended:
-                break
-            tried |= {trial.key: trial for trial in ended}
-        trials = [tried[trial.key] for trial in wanted if trial.key in tried]
-        winner = self.spec.design.best([trial.point for trial in trials], scores)
-        fresh = [] if winner is None else self.configs(winner, self.spec.report_seeds)
-        stored, todo = Contents([self.store], (config.run_id for config in fresh)).finished, list[RunConfig]()
-        if len(trials) < len(wanted):  # stored runs too, so that an interrupted round is divided into the same blocks
-            points = [trial.point for trial in wanted if trial.key not in tried or tried[trial.key].runs]
-            todo = [config for point in points for config in self.configs(point, self.spec.seeds)]
-        elif report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
-            todo = fresh
-        return StudyResult(
-            study=self,
-            trials=trials,
-            scores=scores.by_key,
-            best=None if winner is None else tried[point_key(winner)],
-            fresh=[stored[config.run_id] for config in fresh if config.run_id in stored],
-            fresh_failed={c.seed: self.failed[c.run_id] for c in fresh if c.run_id in self.failed},
-            missing=max(len(wanted), total) - len(trials),
-            todo=[config for config in todo if config.run_id not in self.failed],
-        )
+    def stored(self, configs: Iterable[RunConfig]) -> dict[str, RunResult]:
+        """Those of these runs that have finished, by id."""
+        return Contents([self.places["store"]], (config.run_id for config in configs)).finished
 
-    def _ended(self, wanted: Sequence[Trial]) -> list[Trial]:
+    def ended(self, wanted: Sequence[Trial]) -> dict[Key, Trial]:
         """Those of these trials that have ended: with all runs stored, with a failed run, or illegal."""
         legal = [self._legal(trial) for trial in wanted]
-        contents, ended = Contents([self.store], (c.run_id for configs, _ in legal for c in configs)), list[Trial]()
-        stored = contents.finished
+        stored, ended = self.stored(config for configs, _ in legal for config in configs), dict[Key, Trial]()
         for trial, (configs, reason) in zip(wanted, legal, strict=True):
             runs = [stored[config.run_id] for config in configs if config.run_id in stored]
             reason = reason or next((self.failed[c.run_id] for c in configs if c.run_id in self.failed), "")
             if len(runs) == len(self.spec.seeds):
-                ended.append(trial._replace(runs=runs))
+                ended[trial.key] = trial._replace(runs=runs)
             elif reason := reason or self._legal(trial, thoroughly=trial.kind != "design")[1]:
-                ended.append(trial._replace(reason=reason))
+                ended[trial.key] = trial._replace(reason=reason)
         return ended
 
     def _legal(self, trial: Trial, *, thoroughly: bool = False) -> tuple[list[RunConfig], str]:
@@ -107,7 +76,7 @@ class Study:
                 raise
             return [], str(error)
 
-    def _scores(self, trials: Collection[Trial]) -> Scores:
+    def scores(self, trials: Collection[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.
 
         A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or a run failed.
@@ -118,51 +87,42 @@ class Study:
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
 
-def results_of(studies: Sequence[Study]) -> "list[StudyResult]":
-    """The results of the studies of a task, all with as many trials as the largest; then their winners run.
-
-    A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
-    """
-    total = common_trials(studies)
-    while True:
-        results = [study.result(total, report=False) for study in studies]
-        counts = {len(result.trials) for result in results}
-        if any(result.missing for result in results):
-            return results
-        if len(counts) == 1:
-            return [study.result(total) for study in studies]
-        total = common_trials(studies, max(counts))
-
-
-def common_trials(studies: Sequence[Study], least: int = 0) -> int:
-    """The smallest number of trials, at least `least`, that all studies of a task can have."""
-    wanted = max(least, *(max(study.total, study.trials) for study in studies))
-    step = math.lcm(*(study.spec.design.step for study in studies))
-    return -(-wanted // step) * step
-
-
-@dataclass(frozen=True)
 class StudyResult:
-    """Results of a study, finished or not.
+    """What the stored runs of a study, finished or not, show, and which are wanted next: for at least `total` trials.
 
-    `scores` are by `point_key`; `best` is None if no trial has a score; `fresh` are its runs on fresh seeds,
-    `fresh_failed` says why others failed, by seed; `missing` is the number of trials to come; `todo` are the runs
-    wanted now, with stored ones of the same round.
+    Attributes:
+        spec: what is searched.
+        trials: those that have ended, in the order of the design.
+        missing: the number of trials to come.
+        scores: by `point_key`.
+        best: the winner; None if no trial has a score.
+        fresh, fresh_failed: its runs on fresh seeds; why others failed, by seed.
+        todo: the runs wanted now, with stored ones of the same round.
     """
 
-    study: Study
-    trials: list[Trial]
-    scores: Mapping[Key, End]
-    best: Trial | None
-    fresh: list[RunResult]
-    fresh_failed: dict[int, str]
-    missing: int
-    todo: list[RunConfig]
-
-    @property
-    def spec(self) -> StudySpec:
-        """What is searched."""
-        return self.study.spec
+    def __init__(self, study: Study, total: int = 0) -> None:
+        self.study, self.spec = study, study.spec
+        tried, total = dict[Key, Trial](), max(total, study.total)
+        while True:
+            scores = study.scores(tried.values())
+            wanted = self.spec.design.wanted(study.trials, total, scores)
+            if not (ended := study.ended([trial for trial in wanted if trial.key not in tried])):
+                break
+            tried |= ended
+        self.trials, self.scores = [tried[trial.key] for trial in wanted if trial.key in tried], scores.by_key
+        self.missing = max(len(wanted), total) - len(self.trials)
+        winner = self.spec.design.best([trial.point for trial in self.trials], scores)
+        self.best = None if winner is None else tried[point_key(winner)]
+        todo = [] if winner is None else study.configs(winner, self.spec.report_seeds)
+        stored = study.stored(todo)
+        self.fresh = [stored[config.run_id] for config in todo if config.run_id in stored]
+        self.fresh_failed = {c.seed: study.failed[c.run_id] for c in todo if c.run_id in study.failed}
+        if len(self.trials) < len(wanted):  # stored runs too, so an interrupted round is divided into the same blocks
+            points = [trial.point for trial in wanted if trial.key not in tried or tried[trial.key].runs]
+            todo = [config for point in points for config in study.configs(point, self.spec.seeds)]
+        elif all(config.run_id in {*stored, *study.failed} for config in todo):
+            todo = []
+        self.todo = [config for config in todo if config.run_id not in study.failed]
 
     @property
     def runs(self) -> list[RunResult]:
@@ -192,8 +152,7 @@ class StudyResult:
         splits, trials = {run.select_split for run in self.runs}, list[StudyTrial]()
         for trial in self.trials:
             state, runs = "completed" if trial.runs else "failed", [run.run_id for run in trial.runs]
-            score = self.scores[trial.key]
-            point = dict(trial.point)
+            point, score = dict(trial.point), self.scores[trial.key]
             trials.append({"point": point, "kind": trial.kind, "state": state, "score": score, "runs": runs})
         record = StudyRecord(
             name=self.spec.name,
@@ -208,6 +167,31 @@ class StudyResult:
         return replace(record, lr_at_boundary=bool(record.edges))
 
 
+def results_of(studies: Sequence[Study]) -> list[StudyResult]:
+    """The results of the studies of a task, all with as many trials as the largest; then their winners run.
+
+    A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
+    """
+    total = common_trials(studies)
+    while True:
+        results = [StudyResult(study, total) for study in studies]
+        counts = {len(result.trials) for result in results}
+        if any(result.missing for result in results):
+            for result in results:
+                result.todo = result.todo if result.missing else []  # fresh seeds wait
+            return results
+        if len(counts) == 1:
+            return results
+        total = common_trials(studies, max(counts))
+
+
+def common_trials(studies: Sequence[Study], least: int = 0) -> int:
+    """The smallest number of trials, at least `least`, that all studies of a task can have."""
+    wanted = max(least, *(max(study.total, study.trials) for study in studies))
+    step = math.lcm(*(study.spec.design.step for study in studies))
+    return -(-wanted // step) * step
+
+
 def carry_out(studies: Sequence[Study], crew: Crew, *, progress: bool = True) -> bool:
     """Tune the optimizers of a task with equal budgets, and run the winners; False if a signal asked to stop.
 
@@ -216,7 +200,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, *, progress: bool = True) ->
     views = dict[str, SweepProgress]()
     while True:
         results = results_of(studies)
-        todo = {f"study {result.study.name}": result.todo for result in results if result.todo}
+        todo = {f"study {result.spec.name}": result.todo for result in results if result.todo}
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
         if not configs:
             return True

@@ -1,7 +1,7 @@
 """Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Annotated, Any
 
@@ -82,15 +82,13 @@ class Suite(BaseModel):
         tasks: dict[str, list[Study]] = {}
         for spec in self.specs(places):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))
-            tasks.setdefault(spec.task, []).append(Study(spec, trials, places))
+            tasks.setdefault(spec.task, []).append(Study(spec, trials, places, self.tune.total))
         every = [study for studies in tasks.values() for study in studies]
         runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
         for studies in tasks.values():
-            total = common_trials(studies, self.tune.total)
             for study in studies:
-                study.total = total
-                study.spec.design.wanted(study.trials, total)  # raises if impossible
+                study.spec.design.wanted(study.trials, common_trials(studies))  # raises if impossible
         return list(tasks.values())
 
 
@@ -112,7 +110,7 @@ def load(name: str) -> list[Suite]:
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {why_wrong(first['msg'])}") from None
 
 
-def plan(todo: Iterable[Sequence[Study]], measure: Callable[[StudySpec], float]) -> list[dict[str, Any]]:
+def plan(todo: Iterable[Sequence[Study]]) -> list[dict[str, Any]]:
     """For each study the stored and wanted trials and fresh seeds, runs to do, and their seconds on one worker."""
     rows = []
     for studies in todo:
@@ -122,11 +120,10 @@ def plan(todo: Iterable[Sequence[Study]], measure: Callable[[StudySpec], float])
             left = result.missing * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
             times = [run.wall_s for run in (*result.runs, *fresh)]
             if left and not times and measured is None:
-                measured = measure(spec)
+                measured = seconds_of_run(spec, result.study.places)
             seconds = median(times) if times else measured or 0.0
             row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, tried + result.missing]}
-            row |= {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left}
-            rows.append(row | {"seconds": seconds * left})
+            rows.append(row | {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left, "seconds": seconds * left})
     return rows
 
 

@@ -64,7 +64,7 @@ def as_json(result: StudyResult) -> dict[str, Any]:
     )
 
 
-def write(folder: Path, result: StudyResult) -> Path:
+def write(folder: Path, result: StudyResult) -> None:
     """Write the winner's settings with their provenance to `TASK/OPT.yaml`."""
     import yaml
 
@@ -76,7 +76,7 @@ def write(folder: Path, result: StudyResult) -> Path:
     names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
     settings = {name: value for name, value in spec.settings.items() if value is not None and name[:4] != "opt."}
     provenance = {
-        "study": result.study.name,
+        "study": spec.name,
         "date": str(date.today()),
         "versions": {name: run.versions[name] for name in names if name in run.versions},
         "settings": settings,
@@ -90,7 +90,6 @@ def write(folder: Path, result: StudyResult) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(yaml.safe_dump(plain(content), sort_keys=False, width=120), "utf-8")
-    return path
 
 
 def _path(folder: Path, spec: StudySpec) -> Path:
@@ -108,25 +107,17 @@ def remember(result: StudyResult) -> None:
 
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
     """
-    record, store = result.record, result.study.store
+    record, store = result.record, result.study.places["store"]
     path = record.path(store)
     with suppress(Damaged, FileNotFoundError):
         before = read_report(path, StudyRecord)
-        if vars(before) == vars(record) or len(before.trials) > len(record.trials):
+        if before == record or len(before.trials) > len(record.trials):
             return
     with disk_errors(store):
         write_report(store, record)
         with replacing(path.with_suffix(".log")) as temporary:
             temporary.touch()
-            _mirror(result, journal(temporary))
-
-
-def journal(path: Path) -> Any:
-    """The file as a storage of Optuna."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    return JournalStorage(JournalFileBackend(str(path)))
+            _mirror(result, temporary)
 
 
 def mirror(result: StudyResult, url: str) -> None:
@@ -137,13 +128,16 @@ def mirror(result: StudyResult, url: str) -> None:
         raise UserError(f"--storage {url}: {first_line(error)}") from None
 
 
-def _mirror(result: StudyResult, storage: Any) -> None:
-    """Add the trials that a storage lacks."""
+def _mirror(result: StudyResult, place: Path | str) -> None:
+    """Add the trials that a journal in a file, or a storage with this address, lacks."""
     import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
+    storage = JournalStorage(JournalFileBackend(str(place))) if isinstance(place, Path) else place
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = "minimize" if result.spec.mode == "min" else "maximize"
-    study = optuna.create_study(storage=storage, study_name=result.study.name, direction=direction, load_if_exists=True)
+    study = optuna.create_study(storage=storage, study_name=result.spec.name, direction=direction, load_if_exists=True)
     known = {point_key(trial.params) for trial in study.get_trials(deepcopy=False)}
     for trial in (trial for trial in result.record.trials if point_key(trial["point"]) not in known):
         point, score = trial["point"], trial["score"]
