@@ -186,7 +186,7 @@ class SweepProgress:
         self.steps, self.runs, self.best, self._last = 0, 0, None, ""
         self._begun, self._drawn, self._processes, self._live = time.monotonic(), 0.0, 0, False
         self._over = set[str]()
-        self._workers = dict[int, tuple[int, float, str]]()  # lanes in training, their share that is done, activity
+        self.workers = dict[int, tuple[int, float, str]]()  # lanes in training, their share that is done, activity
 
     @contextmanager
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
@@ -231,7 +231,7 @@ class SweepProgress:
             self._over.update(advance.ended)
             if not self.steps and not self._over:
                 self._begun = time.monotonic()  # the time before was not training
-            self._workers[worker] = advance.alive, advance.share, ""
+            self.workers[worker] = advance.alive, advance.share, ""
             if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
                 self.best = advance.best
             self._draw()
@@ -239,25 +239,21 @@ class SweepProgress:
     def doing(self, worker: int, what: str) -> None:
         """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
         with _lock:
-            self._workers[worker] = 0, 0.0, what
+            self.workers[worker] = 0, 0.0, what
             self._draw()
-
-    def forget_workers(self) -> None:
-        """Forget what workers train, since one has died."""
-        self._workers.clear()
 
     def _draw(self) -> None:
         """Redraw the lines of a terminal, or print a line now and then."""
         now = time.monotonic()
         if not self.enabled or now - self._drawn < (REDRAW_SECONDS if self._live else self.LINE_SECONDS):
             return
-        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share, _ in self._workers.values())
+        self._drawn, done = now, len(self._over) + sum(lanes * share for lanes, share, _ in self.workers.values())
         runs = f"{self.label}  {len(self._over)}/{self.runs} runs"
         parts = [runs, _eta(now - self._begun, done, self.runs - done)]
         parts += [] if self.best is None else [f"best {self.best[0]:.4g} ({self.best[1]})"]
         if not self._live:
             self.say("  ".join(parts))
             return
-        states = [self._workers.get(worker, (0, 0.0, "")) for worker in range(self._processes)]
+        states = [self.workers.get(worker, (0, 0.0, "")) for worker in range(self._processes)]
         texts = [doing or (f"{lanes} in training, {share:.0%}" if lanes else "waits") for lanes, share, doing in states]
         show_line(self, "\n".join(["  ".join(parts), *(f"  {i}  {text}" for i, text in enumerate(texts, 1))]))

@@ -195,7 +195,7 @@ class Crew(AbstractContextManager["Crew"]):
     def _hear_of_death(self, event: Mapping[str, Any]) -> None:
         if event.get("action") == "remove-worker" and not event["expected"] and self._progress is not None:
             self._progress.say("a worker died; its runs continue in another")
-            self._progress.forget_workers()  # the living ones report again
+            self._progress.workers.clear()  # the living ones report again
 
     def choose(self, group: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest) -> Choice:
         """How a group of runs is executed (`Choices`); pass the largest first."""

@@ -82,7 +82,9 @@ def train_block(
     """
     first = grid[0][0]
     configs = [config for row in grid for config in row]
-    _refuse_if_taken(configs)
+    contents = Contents([first.store], (config.run_id for config in configs))
+    if any(block.busy or block.done for block in contents.blocks.values()):
+        raise RunBusy("another process is training some of these runs, or has just finished them")
     lanes: Lanes | None = None
     writer: BlockWriter | None = None
     saved = 0
@@ -97,11 +99,10 @@ def train_block(
             result.engine = "lanes"
             if width is not None:
                 result.environment["width"] = width
-        ids = [result.run_id for result in results]
-        saved = usable_steps(last_checkpoint(first.store, ids, lanes=True), put_aside=True)
-        before = Contents([first.store] if saved else [], ids)
+        checkpoint = last_checkpoint(first.store, [result.run_id for result in results], lanes=True)
+        saved = usable_steps(checkpoint, put_aside=True)
         for result in results:
-            if (earlier := before.get(result.run_id)) is not None:
+            if saved and (earlier := contents.get(result.run_id)) is not None:
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         writer = BlockWriter(first.store, results, resume=saved)
         due = val_every(first, lanes.tasks[0])
@@ -139,13 +140,6 @@ def train_block(
         if lanes is not None:
             vars(lanes).clear()  # a Trainer's reference cycles would keep the weights until garbage collection
     return results
-
-
-def _refuse_if_taken(configs: Sequence[RunConfig]) -> None:
-    """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    contents = Contents([configs[0].store], (config.run_id for config in configs))
-    if any(block.busy or block.done for block in contents.blocks.values()):
-        raise RunBusy("another process is training some of these runs, or has just finished them")
 
 
 class LanesRecorder(Watcher):

@@ -86,9 +86,8 @@ class Suite(BaseModel):
         every = [study for studies in tasks.values() for study in studies]
         runs = sum(study.trials * len(study.spec.seeds) + len(study.spec.report_seeds) for study in every)
         refuse_too_many("this suite", runs)
-        for studies in tasks.values():
-            for study in studies:
-                study.spec.design.wanted(study.trials, common_trials(studies))  # raises if impossible
+        for study in every:
+            study.spec.design.wanted(study.trials, common_trials(tasks[study.spec.task]))  # raises if impossible
         return list(tasks.values())
 
 

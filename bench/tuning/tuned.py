@@ -18,7 +18,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, read_report, write_report
 from bench.text import cell, counted, listed, options_text, plain, seeds_in_words
 from bench.tuning.design import distribution, point_key
-from bench.tuning.spec import StudySpec
+from bench.tuning.spec import VERSIONS, StudySpec
 from bench.tuning.study import StudyResult
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
@@ -73,7 +73,7 @@ def write(folder: Path, result: StudyResult) -> None:
     # Defaults are written too: later changes of them must not change tuned settings.
     options = run.config["opt_options"].items()
     values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
-    names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
+    names = ("torch", "lightning", *VERSIONS)
     settings = {name: value for name, value in spec.settings.items() if value is not None and name[:4] != "opt."}
     provenance = {
         "study": spec.name,
