@@ -56,7 +56,7 @@ def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
     first, second = [1.0, 2.0, 4.0, 3.5], [2.0, 2.5, 7.0]
     welch = reference.ttest_ind(first, second, equal_var=False).confidence_interval()
     more = float(np.var(second, ddof=1)) / 3
-    result = stats.noisier_interval(first, [(more, 2)])
+    result = stats.noisier_interval(first, more, 2)
     assert result.high - result.low == pytest.approx(welch.high - welch.low)
 
 

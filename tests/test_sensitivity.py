@@ -9,9 +9,8 @@ import pytest
 
 from bench.api.results import Runs, Sweep
 from bench.errors import UserError
-from bench.plots.sweep import sweep_figure
 from bench.store.record import RunResult
-from bench.sweeps.sensitivity import Curve, analyse, as_json, lines
+from bench.sweeps.sensitivity import Curve, analyse, as_json, lines, sweep_figure
 
 
 def run(opt="gd", seed=0, final=None, status=None, **settings) -> RunResult:

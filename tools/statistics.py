@@ -199,8 +199,8 @@ def retuned_coverage(
         more = tuning_variance(scored, reported, index, "min", "error")
         assert more is not None
         for i, n in enumerate(fresh):
-            for j, parts in enumerate(([], [(more, seeds - 1)])):
-                x = stats.noisier_interval(row[:n], parts)
+            for j, variance in enumerate((0.0, more)):
+                x = stats.noisier_interval(row[:n], variance, seeds - 1)
                 held[i, j] += x.low <= true <= x.high
     return [(plain, ours) for plain, ours in (held / repeats).tolist()]
 

@@ -14,7 +14,7 @@ from bench.results.table import Board, Table
 from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
 from bench.store.stores import Contents, Stores
-from bench.text import CONVERGED, clean, counted
+from bench.text import clean, counted
 from optimizers.plugins import bare
 
 __all__ = ["Answer", "Comparison", "Run", "RunFailed", "Runs", "Study", "Sweep", "UserError"]
@@ -129,7 +129,6 @@ class Sweep(Answer):
     def __init__(
         self, runs: Runs, sensitivity: "Sensitivity", paths: Sequence[Path] = (), failed: str | None = None
     ) -> None:
-        from bench.plots.sweep import sweep_figure
         from bench.sweeps import sensitivity as analysis
 
         self.runs, self.sensitivity, self.failed = runs, sensitivity, failed
@@ -137,7 +136,7 @@ class Sweep(Answer):
         data = {**analysis.as_json(sensitivity), "store": store, "out": folder}
         written_to = f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {store}"
         lines = [*analysis.lines(sensitivity), *[written_to] * bool(paths)]
-        boards, chart = [analysis.board(sensitivity)], partial(sweep_figure, sensitivity, CONVERGED)
+        boards, chart = [analysis.board(sensitivity)], partial(analysis.sweep_figure, sensitivity)
         super().__init__(data, lines, boards=boards, chart=chart)
 
     @property

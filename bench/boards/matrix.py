@@ -38,8 +38,11 @@ def mark_of(verdict: Any) -> str:
     return MARKS.get(str(verdict).partition(", ")[0], "?")
 
 
-def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
-    """The verdicts by the board `quality`, of each optimizer (the reader's own first) on each problem."""
+def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set[str], list[Problem]]:
+    """The verdicts by the board `quality`, of each optimizer on each problem.
+
+    Also the names of the reader's own, which are first, and the problems without any of them, if there are some.
+    """
     rows = defaultdict[str, dict[Problem, Verdict]](dict)
     for problem, entries in collected.problems.items():
         metric, verdicts, _ = judged(collected, problem)
@@ -52,19 +55,15 @@ def matrix(collected: Collected) -> dict[str, dict[Problem, Verdict]]:
             rows[entry.name][problem] = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
         for opt, why in collected.excluded(problem).items():
             rows[opt][problem] = Verdict("-", words=why)
-    ours = our_names(collected)
-    return {name: rows[name] for name in sorted(rows, key=lambda name: (name not in ours, name))}
-
-
-def our_names(collected: Collected) -> set[str]:
-    """The names of the reader's own entries."""
-    return {entry.name for entry in collected.chosen if entry.opt in collected.ours}
+    own = collected.ours
+    ours = {entry.name for entry in collected.chosen if entry.opt in own} & rows.keys()
+    theirs = [problem for problem in collected.problems if ours and not any(problem in rows[name] for name in ours)]
+    return {name: rows[name] for name in sorted(rows, key=lambda name: (name not in ours, name))}, ours, theirs
 
 
 def summary(collected: Collected) -> str:
     """The matrix and its notes for a terminal: at most 40 lines of 100 columns, the reader's own problems only."""
-    rows, problems, ours = matrix(collected), [*collected.problems], our_names(collected)
-    theirs = [problem for problem in problems if ours and not any(problem in rows.get(name, {}) for name in ours)]
+    (rows, ours, theirs), problems = matrix(collected), [*collected.problems]
     names = short_names([problem for problem in problems if problem not in theirs])
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
     table = Table("verdicts, and means over seeds", columns, [])

@@ -14,7 +14,7 @@ from bench import __version__
 from bench.boards import BOARDS
 from bench.boards.collect import Collected, Problem
 from bench.boards.explain import explained
-from bench.boards.matrix import headlines, matrix, our_names, short_names
+from bench.boards.matrix import headlines, matrix, short_names
 from bench.plots.charts import CHARTS
 from bench.plots.curves import curves
 from bench.plots.panels import Figure, isolate
@@ -34,10 +34,8 @@ def page(collected: Collected, stores: Stores) -> str:
     boards = [make(collected) for make in BOARDS.values()]
     figures = {kind: make(collected) for kind, make in CHARTS.items()} | {"evaluations": _evaluations(collected)}
     charts = [chart for kind, figure in figures.items() for chart in _charts(kind, figure)]
-    rows = matrix(collected)
-    ours = our_names(collected) & rows.keys()
+    rows, ours, theirs = matrix(collected)
     shorter = short_names(problems)
-    theirs = {problem for problem in problems if ours and not any(problem in rows[name] for name in ours)}
     explanations = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
     headline = dict(headlines(collected))
     sections = [

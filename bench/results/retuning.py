@@ -58,4 +58,4 @@ def retuned_interval(
     """Mean over `fresh` seeds (geometric if `log`) with an interval that has `tuning_variance`; None if unbounded."""
     scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     variance = tuning_variance(scores, scaled, chosen, mode, metric)
-    return None if variance is None else stats.noisier_interval(fresh, [(variance, len(scores[0]) - 1)], log=log)
+    return None if variance is None else stats.noisier_interval(fresh, variance, len(scores[0]) - 1, log=log)

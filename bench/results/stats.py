@@ -5,7 +5,7 @@ Coverage of intervals and power of tests are simulated in `results/statistics`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,23 +81,21 @@ def exp(x: float) -> float:
     return math.exp(x) if x < 709 else math.inf
 
 
-def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
+def noisier_interval(values: ArrayLike, variance: float, df: int, *, log: bool = False) -> Interval:
     """The 95 % t-interval of a mean (geometric, if log) with noise that its values, shape (N,), do not show.
 
-    `more` has variances of the mean, or of its logarithm, with their degrees of freedom; they add up, with
-    Satterthwaite's degrees of freedom (1946). It is at least as wide as without further noise.
+    That noise has this variance of the mean, or of its logarithm, with `df` degrees of freedom; it adds up, with
+    Satterthwaite's degrees of freedom (1946). The interval is at least as wide as without it.
     """
     plain = geometric_interval(values) if log else t_interval(values)
-    parts = [part for part in more if part[0] > 0]
-    if not parts or not plain.bounded:
+    if variance <= 0 or not plain.bounded:
         return plain
-    array = np.asarray(values, dtype=np.float64)
-    known = t_interval(np.log(array) if log else array)
+    known = t_interval(np.log(values) if log else values)
     error = (known.high - known.mean) / float(stdtrit(known.n - 1, 0.975))  # standard error
-    total, half = math.fsum([error**2, *(of for of, _ in parts)]), math.inf
+    total, half = error**2 + variance, math.inf
     if math.isfinite(total):
-        parts.append((error**2, known.n - 1))
-        df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers underflow
+        shares = error**2 / total, variance / total  # squares of small numbers underflow
+        df = 1 / (shares[0] ** 2 / (known.n - 1) + shares[1] ** 2 / df)
         half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
     wider = Interval(known.mean, known.mean - half, known.mean + half, known.n)
     return of_logarithms(wider) if log else wider

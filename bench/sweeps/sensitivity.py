@@ -11,16 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
-from bench.plots.sweep import sweep_figure
+from bench.plots.means import is_wide
+from bench.plots.panels import MOST, Figure, Line, Panel, axis_limits
 from bench.results import selection
 from bench.results.render import markdown, written
 from bench.results.selection import CONVERGED, End, Mode
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
-from bench.text import cell, counted, is_number, plain
+from bench.text import cell, counted, is_number, plain, spanned
 from optimizers.plugins import bare
 
 
@@ -165,6 +168,35 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     return Table(curve.name, columns, rows, [f"best {where}: median {sweep.metric} {cell(best.median)}", *notes])
 
 
+def sweep_figure(sweep: Sensitivity) -> Figure:
+    """Medians with the middle half of the seeds; values above an infimum are shown down to `CONVERGED`."""
+    points = [point for curve in sweep.curves for point in curve.points]
+    ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
+    least = CONVERGED if sweep.above_infimum else -math.inf
+    values = np.maximum([0.0 if abs(end) < 1e-300 else end for end in ends], least)
+    log = sweep.mode == "min" and is_wide([values])
+    low, high = axis_limits([values], log)
+    ticks = [] if sweep.numeric else list(dict.fromkeys(str(point.x) for point in points))
+    lines = list[Line]()
+    for curve in sweep.curves:
+        x = np.array([float(p.x) if sweep.numeric else ticks.index(str(p.x)) for p in curve.points])
+        median, *quartiles = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=float).T
+        # A diverged seed is worse than any number: the interval reaches the edge.
+        band = [np.nan_to_num(end, nan=edge) for end, edge in zip(quartiles, (low, high), strict=True)]
+        x, columns = np.clip(x, 1 / MOST if sweep.log else -MOST, MOST), np.clip([median, *band], low, high)
+        joined = sweep.numeric and curve.joined
+        for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
+            lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
+    notes = [f"lines: median over {spanned([p.seeds for p in points])} seeds (diverged: worst); bands: middle half"]
+    notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
+    notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)
+    lowest = max(least, low)
+    notes += [f"values below {lowest:.3g} are drawn at that value"] * (min(ends, default=low) < lowest)
+    logs = "x" * (sweep.numeric and sweep.log) + "y" * log
+    panel = Panel("", sweep.x, f"{sweep.metric} at the last step", logs, lines, notes, (low, high), True, ticks)
+    return Figure([panel], {curve.name: curve.opt for curve in sweep.curves})
+
+
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
     """The curves in a form for strict JSON, with null for `diverged`; `best` is the index of a point."""
     runs = Counter(run.status for run in sweep.results)
@@ -181,4 +213,4 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{markdown([board(sweep)])}\n{about}\n\n![figure](sensitivity.png)\n", "utf-8")
-        return [path, *sweep_figure(sweep, CONVERGED).write(folder / "sensitivity")]
+        return [path, *sweep_figure(sweep).write(folder / "sensitivity")]
