@@ -18,7 +18,7 @@ from scipy import stats as reference
 
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
-from bench.boards.matrix import headlines
+from bench.boards.matrix import headline
 from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import as_json, json_text
@@ -402,7 +402,9 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     assert f"momo is not compared: {why}" in board("pairs", store).tables[0].notes
     (row,) = (row for row in whole.rows if row["opt"] == "momo")
     assert [row[name] for name in row if name != "opt"] == ["no runs", f"not compared: {why}"]
-    assert dict(headlines(collect_from(store, reference="adam")))[mnist.title].endswith("Not compared: momo.")
+    collected = collect_from(store, reference="adam")
+    sentences = {problem.name: headline(collected, problem) for problem in collected.problems}
+    assert sentences[mnist.title].endswith("Not compared: momo.")
     keep(store, *seeds("momo", A))  # a row by other means
     assert not any("its cap excluded" in note for note in board("quality", store, reference="adam").tables[2].notes)
 
@@ -445,9 +447,10 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
         keep(store, *seeds(opt, [0.7 + shift + x for x in noise]))
     keep(store, *seeds("adam", [0.7 - x for x in noise]), *seeds("sps", [0.6] * 2))
     keep(store, *seeds("sgd", [0.6 + x for x in noise], name="mine"))
-    ((name, sentences),) = headlines(collect_from(store))
-    assert name == "mnist, max_steps 100"
-    first, *others = sentences.removesuffix(".").split(". ")
+    collected = collect_from(store)
+    (problem,) = collected.problems
+    assert problem.name == "mnist, max_steps 100"
+    first, *others = headline(collected, problem).removesuffix(".").split(". ")
     assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
     assert [part.partition(" (gain")[0] for part in others] == [
         "No difference found: adam",

@@ -45,7 +45,7 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
     from bench.boards.collect import Collected
-    from bench.boards.matrix import headlines, summary
+    from bench.boards.matrix import headline, summary
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json
@@ -53,7 +53,7 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
 
     collected = Collected.of(results, Stores([places["store"]]).tables)
     write(file, curves(collected).picture(file.suffix))
-    ((_, verdict),) = headlines(collected)
+    (verdict,) = (headline(collected, problem) for problem in collected.problems)
     boards = [quality(collected)]
     data = {"boards": as_json(boards), "said": [verdict, HONEST], "plot": file}
     return Answer(

@@ -314,7 +314,7 @@ def _ranking(
     All are empty while no winner has run on fresh seeds.
     """
     from bench.boards.collect import collect
-    from bench.boards.matrix import headlines
+    from bench.boards.matrix import headline
     from bench.boards.quality import quality
     from bench.plots.forest import forest
 
@@ -335,5 +335,5 @@ def _ranking(
     collected = collect(stores, mixed_versions=True, reference=against[0] if against else None)
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1
-    verdicts = [f"{name}: {text}" if several else text for name, text in headlines(collected)]
+    verdicts = [f"{problem.name}: " * several + headline(collected, problem) for problem in collected.problems]
     return [quality(collected)], verdicts, forest(collected)

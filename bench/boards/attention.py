@@ -1,9 +1,7 @@
 """The board of observed attention (`--trainer.observe`): at equal training loss, and at the end; means over heads."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -111,13 +109,8 @@ def tables_of(collected: Collected, problem: Problem) -> dict[Entry, dict[Seed, 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
     """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
     table = tables.get("measurements", {})
-    heads = [table[column] for column in _heads(tuple(table), name)]
+    heads = [values for column, values in table.items() if column.startswith(f"{name}_l")]
     return (table["step"], np.mean(heads, axis=0)) if heads else None
-
-
-@lru_cache(maxsize=1000)  # thousands of runs have the same hundreds of columns
-def _heads(columns: tuple[str, ...], name: str) -> list[str]:
-    return [column for column in columns if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:

@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from bench.boards import rows
@@ -182,10 +182,10 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
 def _filtered(runs: Iterable[RunResult], only: Mapping[str, str], stores: Stores) -> list[RunResult]:
     """The runs with these settings; versions of libraries do not filter reference results."""
     free = {f"versions.{name}" for name in rows.LIBRARIES}
-    facts = {run.run_id: settings_of(run.config) for run in stores.runs}
+    facts = {run.run_id: settings_of(run.config) | {"engine": run.engine} for run in stores.runs}
     for run in stores.runs:
-        facts[run.run_id] |= {"engine": run.engine, "machine": run.machine}
-        facts[run.run_id] |= {f"versions.{name}": value for name, value in run.versions.items()}
+        versions = {f"versions.{name}": value for name, value in run.versions.items()}
+        facts[run.run_id] |= {"machine": run.machine} | versions
     check_known("setting of --only", only, sorted({name for values in facts.values() for name in values}))
 
     def has(run: RunResult, name: str, word: str) -> bool:
@@ -244,9 +244,9 @@ def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
     for problem, ranked in by_problem(entries).items():
-        single = [(what, entry) for entry in ranked for what in rows.OWN_VERSIONS]
         groups = [(what, what, ranked) for what in rows.VERSIONS]
-        groups += [(what, f"optimizer {e.options.get(REST) if what == REST else e.opt}", [e]) for what, e in single]
+        for entry, what in product(ranked, rows.OWN_VERSIONS):
+            groups.append((what, f"optimizer {entry.options.get(REST) if what == REST else entry.opt}", [entry]))
         for what, subject, group in groups:
             free, runs = shipped if what in rows.LIBRARIES else (), [run for e in group for run in e.runs.values()]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs if run.run_id not in free)

@@ -96,12 +96,8 @@ def short_names(problems: Sequence[Problem]) -> dict[Problem, str]:
     return names
 
 
-def headlines(collected: Collected) -> list[tuple[str, str]]:
-    """The name of each problem, and its result on the board `quality` in one or two sentences."""
-    return [(problem.name, _headline(collected, problem)) for problem in collected.problems]
-
-
-def _headline(collected: Collected, problem: Problem) -> str:
+def headline(collected: Collected, problem: Problem) -> str:
+    """The result of a problem on the board `quality` in one or two sentences."""
     metric, verdicts, reason = judged(collected, problem)
     ordered, ref = verdicts.ordered(collected.problems[problem]), verdicts.ref
     if ref is None:

@@ -23,13 +23,9 @@ def pairs(collected: Collected) -> Board:
 
 def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
     _, verdicts, floor = judged(collected, problem)
-    refused, sound = dict[str, str](), list[Entry]()
-    for entry in verdicts.ordered(entries):
-        why = entry.refused or verdicts.obstacle(entry)
-        if why:
-            refused[entry.name] = why
-        else:
-            sound.append(entry)
+    ordered = verdicts.ordered(entries)
+    refused = {entry.name: why for entry in ordered if (why := entry.refused or verdicts.obstacle(entry))}
+    sound = [entry for entry in ordered if entry.name not in refused]
     values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]
     decided, rows = grid(values, verdicts.measure.mode), []
     heads = [f"against {entry.name}" for entry in sound]

@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from bench.results.group import Group, Seed, seed_of
@@ -226,8 +228,5 @@ def capped(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
 
 
 def by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
-    """Entries by their problem."""
-    grouped = defaultdict[Problem, list[Entry]](list)
-    for entry in entries:
-        grouped[entry.problem].append(entry)
-    return dict(grouped)
+    """Entries, which are in the order of their problems, by problem."""
+    return {problem: [*group] for problem, group in groupby(entries, key=attrgetter("problem"))}

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.boards.collect import Collected, Entry
+from bench.results import stats
 from bench.results.group import Measure
 from bench.results.resolution import missed
-from bench.results.retuning import Ends, retuned_interval
+from bench.results.retuning import Ends, tuning_variance
 from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, WITHIN_TUNING, Comparison, advice
 from bench.results.stats import Interval
@@ -176,14 +177,18 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
     best = best_index(medians, study.mode, least)
     if best is None or score is None or max(score, least) != max(medians[best] or 0.0, least):
         return None, "the runs of its trials do not choose its winner"
-    retuned = retuned_interval(scores, finals, chosen, fresh, study.mode, metric, log=measure.log)
-    # Unbounded if a draw of the tuning seeds chooses such a setting, or none.
-    unbounded = "unbounded: a possible choice has a run without a value"
-    return unbounded if retuned is None else measure.within(retuned, fresh), None
+    variance = tuning_variance(scores, finals, chosen, study.mode, metric)
+    if variance is None:  # a draw of the tuning seeds chooses such a setting, or none
+        return "unbounded: a possible choice has a run without a value", None
+    retuned = stats.noisier_interval(fresh, variance, len(study.seeds) - 1, log=measure.log)
+    return measure.within(retuned, fresh), None
 
 
 def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
-    """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
+    """Scores and reported values (logarithms for ratios) of the trials by tuning seed, and the winner's index.
+
+    None if a run is missing.
+    """
     seeds, runs, by_id = sorted(study.seeds), list[dict[int, RunResult]](), collected.by_id
     ordered = sorted(study.trials, key=lambda trial: [v for v in trial["point"].values() if isinstance(v, int | float)])
     for trial in ordered:
@@ -197,5 +202,5 @@ def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple
     above = above_infimum([run for row in runs for run in row.values()])
     free = [bool(row) and not is_capped(row.values()) for row in runs]  # None for a setting that cannot be chosen
     scores = [[selected(row[s], above) if ok else None for s in seeds] for row, ok in zip(runs, free, strict=True)]
-    finals = [[measure.of(row[seed]) if row else None for seed in seeds] for row in runs]
+    finals = [[measure.scaled(measure.of(row[seed])) if row else None for seed in seeds] for row in runs]
     return scores, finals, winner

@@ -14,7 +14,7 @@ from bench import __version__
 from bench.boards import BOARDS
 from bench.boards.collect import Collected, Problem
 from bench.boards.explain import explained
-from bench.boards.matrix import headlines, matrix, short_names
+from bench.boards.matrix import headline, matrix, short_names
 from bench.plots.charts import CHARTS
 from bench.plots.curves import curves
 from bench.plots.panels import Figure, isolate
@@ -37,7 +37,6 @@ def page(collected: Collected, stores: Stores) -> str:
     rows, ours, theirs = matrix(collected)
     shorter = short_names(problems)
     explanations = [{"place": i, "entry": entry, **explained(entry, collected)} for i, entry in enumerate(entries)]
-    headline = dict(headlines(collected))
     sections = [
         {
             "key": i,
@@ -45,7 +44,7 @@ def page(collected: Collected, stores: Stores) -> str:
             "name": problem.name,
             "folded": problem in theirs,
             "open": problem not in theirs and (bool(ours) or i == 0),
-            "headline": headline[problem.name],
+            "headline": headline(collected, problem),
             "charts": [chart for chart in charts if chart["problem"] == problem.name],
             "tables": [*_tables(boards, problem, problems)],
             "explanations": [row for row in explanations if row["problem"] == problem.name],

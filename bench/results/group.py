@@ -84,6 +84,10 @@ class Measure:
         """The values of a group's runs, in the order of all its seeds or of these."""
         return [self.of(group.runs[seed]) for seed in (sorted(group.runs) if seeds is None else seeds)]
 
+    def scaled(self, value: End) -> End:
+        """The value on the scale of the measure."""
+        return math.log(value) if self.log and value is not None else value
+
     def mean(self, group: Group) -> Interval | None:
         """The mean over a group's runs (`mean_interval`, `within`)."""
         values = self.values(group)
@@ -114,7 +118,7 @@ class Measure:
     def order(self, group: Group) -> tuple[float, float]:
         """Sort key of groups, best first: the share of runs without a value, then the mean of the others."""
         values = self.values(group)
-        present = [math.log(v) if self.log else v for v in values if v is not None]
+        present = [value for value in map(self.scaled, values) if value is not None]
         mean = math.fsum(present) / len(present) if present else math.inf
         return 1 - len(present) / max(1, len(values)), -mean if self.mode == "max" and present else mean
 

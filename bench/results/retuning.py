@@ -13,9 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results import stats
 from bench.results.selection import End, Mode, best_index, equal_below, seed_median
-from bench.results.stats import Interval
 
 EXACT, DRAWS = 5, 1000  # up to so many tuning seeds all draws are enumerated, else so many random ones; ours
 
@@ -50,12 +48,3 @@ def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric:
 
     gaps = np.array([gap(seeds) for seeds in drawn.tolist()])
     return None if np.isnan(gaps).any() else float((gaps - gaps @ chances) ** 2 @ chances)
-
-
-def retuned_interval(
-    scores: Ends, finals: Ends, chosen: int, fresh: Sequence[float], mode: Mode, metric: str, *, log: bool = False
-) -> Interval | None:
-    """Mean over `fresh` seeds (geometric if `log`) with an interval that has `tuning_variance`; None if unbounded."""
-    scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
-    variance = tuning_variance(scores, scaled, chosen, mode, metric)
-    return None if variance is None else stats.noisier_interval(fresh, variance, len(scores[0]) - 1, log=log)
