@@ -76,9 +76,9 @@ class Answer:
 
     def write(self, path: str | Path) -> None:
         """Write the tables to a file that ends in .md, .csv, .json, .tex, .html or .txt (UserError)."""
-        from bench.results.render import FORMATS, written
+        from bench.results.render import FORMATS
 
-        write(Path(path), written(self.boards, format_of(Path(path), FORMATS), Path(path)))
+        write(Path(path), FORMATS[format_of(Path(path), FORMATS)](self.boards))
 
 
 def open_stores(folders: Sequence[Path], *, reference: bool = True, community: bool = False) -> "Stores":

@@ -1,7 +1,8 @@
 """A run's result as text or JSON."""
 
 import shlex
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:
     settings = {k: v for k, v in settings.items() if v is not None or not k.startswith("trainer.")}
     options = {"task": run.config["task"], "opt": run.config["opt"], "device": run.config["device"]} | settings
     return " ".join(["bench fit", *(shlex.join([f"--{name}", _word(value)]) for name, value in options.items())])
+
+
+def commands(runs: Iterable[RunResult]) -> list[str]:
+    """Shell commands that train these runs, one for all seeds of a setting."""
+    seeds = defaultdict[tuple[str, str], list[int]](list)
+    for run in runs:
+        seed, order = run.config["seed"], run.config["data_seed"]
+        seeds[fit_words(run), f" --data_seed {order}" * (order != seed)].append(seed)
+    return [
+        f"{words} --seed{'s' * (len(of) > 1)} {','.join(map(str, sorted(of)))}{more}"
+        for (words, more), of in seeds.items()
+    ]
 
 
 def _word(value: Any) -> str:

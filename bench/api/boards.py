@@ -94,7 +94,7 @@ def leaderboard(
         target: value of the metric that counts as reached, for `speed` (default: the task's).
         community: also show the results that others have submitted, marked (see 'Submit results' in the docs).
     """
-    from bench.results.render import FORMATS, as_json, written
+    from bench.results.render import FORMATS, as_json, printed
 
     file, requested = path_of(out), names("board", board)
     if file is not None:
@@ -124,7 +124,7 @@ def leaderboard(
     if file is not None:
         answer.write(file)
     else:
-        answer.lines = [summary(entries) if requested is None else written(boards, "table", None)]
+        answer.lines = [summary(entries) if requested is None else printed(boards)]
     return answer
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.config.run_config import settings_of
 from bench.errors import RunFailed, UserError
 from bench.output import Answer
-from bench.results.render import as_json, html_fragment, shown, written
+from bench.results.render import as_json, html_fragment, printed, shown
 from bench.results.table import Board, Table
 from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
@@ -210,7 +210,7 @@ class Comparison(Answer):
         self.studies, self.verdicts, self.folder = studies, verdicts, folder
         rows = [{k: v for k, v in study.as_json().items() if k != "out"} for study in studies.values()]
         data = {"out": folder, "studies": rows, "boards": as_json(boards), "said": [*verdicts]}
-        table = [written(boards, "table", None)] if boards else ["no winner has run on fresh seeds yet"]
+        table = [printed(boards)] if boards else ["no winner has run on fresh seeds yet"]
         tuned = [(study.folder, study.result.spec) for study in studies.values() if study.folder and not study.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
         lines = [clean(line) for study in studies.values() for line in result_lines(study.result)]

@@ -78,8 +78,8 @@ def _table(collected: Collected, problem: Problem) -> Table | None:
             **{f"end_{name}": _mean(name, [run[name][-1] for run in runs.values() if name in run]) for name in ENDS},
         }
     name = f" ({ref.name} is the reference)" if ref is not None else ""
-    notes = [f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"]
-    return board_table(problem.name, _COLUMNS, rows, notes)
+    note = f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"
+    return board_table(problem.name, _COLUMNS, rows, [note])
 
 
 def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:

@@ -184,8 +184,7 @@ def _filtered(runs: Iterable[RunResult], only: Mapping[str, str], stores: Stores
     free = {f"versions.{name}" for name in rows.LIBRARIES}
     facts = {run.run_id: settings_of(run.config) | {"engine": run.engine} for run in stores.runs}
     for run in stores.runs:
-        versions = {f"versions.{name}": value for name, value in run.versions.items()}
-        facts[run.run_id] |= {"machine": run.machine} | versions
+        facts[run.run_id] |= {"machine": run.machine} | {f"versions.{name}": v for name, v in run.versions.items()}
     check_known("setting of --only", only, sorted({name for values in facts.values() for name in values}))
 
     def has(run: RunResult, name: str, word: str) -> bool:

@@ -1,14 +1,14 @@
 """Explanation of a row of a board: search space, trials, split, cost, reductions, commands."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected, Entry
 from bench.errors import unknown
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.run_summary import fit_words
+from bench.run_summary import commands, fit_words
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, counted, duration, is_number, listed, options_text, seeds_in_words, word_of
@@ -86,15 +86,3 @@ def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str
     words = f"bench tune{fit_words(run, fixed).removeprefix('bench fit')} --trials {kinds['design']} --seeds {tuning}"
     more = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
     return f"{words} --report_seeds {report} --sampler {study.sampler}" + more * bool(kinds["top-up"])
-
-
-def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Shell commands that train these runs, one for all seeds of a setting."""
-    seeds = defaultdict[tuple[str, str], list[int]](list)
-    for run in runs:
-        seed, order = run.config["seed"], run.config["data_seed"]
-        seeds[fit_words(run), f" --data_seed {order}" * (order != seed)].append(seed)
-    return [
-        f"{words} --seed{'s' * (len(of) > 1)} {','.join(map(str, sorted(of)))}{more}"
-        for (words, more), of in seeds.items()
-    ]

@@ -21,7 +21,6 @@ from bench.text import CONVERGED
 ALIGNED = 0.99  # cosine at which a direction counts as reached; the papers give none, so ours
 ALIGNMENTS = ("alignment", "align_W")  # columns with the cosine to the theory's direction: W_mm, or the planted head
 _WANTED = "loss|distance|alignment|align_W"
-EPS = float(np.finfo(np.float64).eps)
 _RATE = (
     "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap where known) is"
     " within rounding of 0, mean over seeds; missing for runs that diverged or have too few values; 95 % t-interval"
@@ -108,7 +107,7 @@ def _facts(run: RunResult, tables: Mapping[str, Columns], column: str | None) ->
         return {}
     values, infimum = table.get(column or "", np.empty(0)), run.infimum or 0.0
     at = np.flatnonzero(values >= ALIGNED)
-    least = max(CONVERGED, 1e3 * EPS * abs(infimum))
+    least = max(CONVERGED, 1e3 * float(np.finfo(np.float64).eps) * abs(infimum))
     return {
         "aligned": max(1.0, float(table["step"][at[0]])) if at.size else None,
         "last": float(values[-1]) if len(values) and np.isfinite(values[-1]) else None,

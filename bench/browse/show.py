@@ -8,7 +8,7 @@ from bench.browse.listing import local, seconds_text, studies_of
 from bench.config.run_config import settings_of
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.run_summary import fit_words, remarks_on, result_json
+from bench.run_summary import commands, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.stores import Stores
 from bench.terminal import columns, wrapped
@@ -83,9 +83,8 @@ def _result(run: RunResult) -> list[str]:
 
 def _commands(run: RunResult, store: Path) -> dict[str, str]:
     """Shell commands by purpose; all names are quoted."""
-    seed, order = run.config["seed"], run.config["data_seed"]
-    again = f"{fit_words(run)} --seed {seed}" + f" --data_seed {order}" * (order != seed)
-    commands = {"train it again, in another store": cell(f"{again} --store again")}
+    (again,) = commands([run])
+    by_purpose = {"train it again, in another store": cell(f"{again} --store again")}
     if run.status in RESUMABLE:
-        commands["continue it"] = cell(f"{again} {shlex.join(['--store', str(store)])}")
-    return commands
+        by_purpose["continue it"] = cell(f"{again} {shlex.join(['--store', str(store)])}")
+    return by_purpose

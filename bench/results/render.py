@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from decimal import Decimal
 from numbers import Number
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.results.table import Board, Column, Table
@@ -122,6 +121,11 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
             lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def printed(boards: Sequence[Board]) -> str:
+    """Boards for standard output: of its width and with colours on a terminal."""
+    return text(boards, columns(), styled=is_styled())
 
 
 def markdown_table(table: Table) -> list[str]:
@@ -264,10 +268,3 @@ FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
     "html": html_tables,
 }
 """All formats by name."""
-
-
-def written(boards: Sequence[Board], kind: str, out: Path | None) -> str:
-    """Boards in a format for a file or for standard output; there a table has the terminal's width."""
-    if kind == "table" and out is None:
-        return text(boards, columns(), styled=is_styled())
-    return FORMATS[kind](boards)

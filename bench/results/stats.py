@@ -81,7 +81,7 @@ def exp(x: float) -> float:
     return math.exp(x) if x < 709 else math.inf
 
 
-def noisier_interval(values: ArrayLike, variance: float, df: int, *, log: bool = False) -> Interval:
+def noisier_interval(values: ArrayLike, variance: float, df: float, *, log: bool = False) -> Interval:
     """The 95 % t-interval of a mean (geometric, if log) with noise that its values, shape (N,), do not show.
 
     That noise has this variance of the mean, or of its logarithm, with `df` degrees of freedom; it adds up, with

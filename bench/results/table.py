@@ -33,12 +33,10 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "", notes: Sequence[str] = ()
-    ) -> "Table":
+    def of(cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
         """A table from rows with values in the order of the columns; a title may replace a column."""
         cols = [c if isinstance(c, Column) else Column(str(i), c) for i, c in enumerate(columns)]
-        return cls(title, cols, [{c.key: value for c, value in zip(cols, row, strict=True)} for row in rows], [*notes])
+        return cls(title, cols, [{c.key: value for c, value in zip(cols, row, strict=True)} for row in rows])
 
     @classmethod
     def facts(cls, rows: Iterable[Sequence[Any]]) -> "Table":

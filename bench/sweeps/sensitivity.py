@@ -19,7 +19,7 @@ from bench.output import writing
 from bench.plots.means import is_wide
 from bench.plots.panels import MOST, Figure, Line, Panel, axis_limits
 from bench.results import selection
-from bench.results.render import markdown, written
+from bench.results.render import markdown, printed
 from bench.results.selection import CONVERGED, End, Mode
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
@@ -136,7 +136,7 @@ def _point(x: Any, others: Mapping[str, Any], runs: Sequence[RunResult], above: 
 
 def lines(sweep: Sensitivity) -> list[str]:
     """The tables for a terminal."""
-    return written([board(sweep)], "table", None).rstrip().splitlines()
+    return printed([board(sweep)]).rstrip().splitlines()
 
 
 def board(sweep: Sensitivity) -> Board:
