@@ -16,7 +16,7 @@ from bench.text import cell, counted, listed
 
 MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", WITHIN_TUNING: "≈", "reference": "ref."}
 LEGEND = (
-    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
+    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found (at all, or within tuning), ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
 )
 MOST_LINES, MOST_COLUMNS = 40, 100  # of the summary; ours

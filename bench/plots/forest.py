@@ -11,8 +11,10 @@ from bench.boards.quality import judged
 from bench.plots.curves import figure, of_problem
 from bench.plots.panels import Figure, Line, Panel, Spec, axis, axis_limits, encodings, layer, number, wrapped
 from bench.plots.theme import GREY, WIDTH, Look
-from bench.results.sequential import LEAST_SEEDS, Comparison
+from bench.results.sequential import LEAST_SEEDS, WITHIN_TUNING, Comparison
 from bench.text import spanned
+
+NAMES = 190  # pixels for the name and the verdict of a row, which has several lines if they need more
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,11 @@ class Effects(Panel):
         """The panel in Vega-Lite; rows name the optimizers, so it has no legend."""
         x = axis("x", self.x, "x" in self.log, self.limits)
         x["axis"]["title"] = wrapped(self.x, 0.7 * WIDTH)  # names take room beside it
-        words = dict(labelLimit=180, ticks=False, domain=False)
+        most = max(1 + line.about["row"].count("\n") for line in self.lines)
+        words: Spec = dict(labelExpr=r"split(datum.label, '\n')", labelLimit=0, ticks=False, domain=False)
+        number_of = r"split(datum.value, '\n').length"  # lines of a label, whose middle is beside its row
+        up = [{"test": f"{number_of} == {n}", "value": -6.5 * (n - 1)} for n in range(1, most + 1)]
+        words["labelOffset"] = {"condition": up, "value": 0}
         y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": words}
         tip = [{"field": "name"}, {"field": "verdict"}, number("x", "effect"), number("low"), number("high")]
         on = dict(x=x, y=y, color=encodings(styles, 0)["color"])
@@ -38,7 +44,7 @@ class Effects(Panel):
             layer("point", on, fill="#ffffff", size=60, strokeWidth=2, opacity=1),
             layer("point", on | dict(fillOpacity=full, tooltip=tip), filled=True, size=60, opacity=1),
         ]
-        return self.framed(layers, view) | {"height": len(self.lines) * 20}
+        return self.framed(layers, view) | {"height": len(self.lines) * (7 + 13 * most)}
 
 
 def forest(collected: Collected) -> Figure:
@@ -60,7 +66,8 @@ def _panel(collected: Collected, problem: Problem) -> Effects:
             low, high = (-math.inf if log and end <= 0 else end for end in (effect.low, effect.high))
             bar = (np.array([low]), np.array([high])) if math.isfinite(low) or math.isfinite(high) else (None, None)
             words = verdicts.values(entry, compared)["verdict"]
-            about = {"row": f"{entry.name}: {words}", "verdict": words, "decided": bool(compared.sign)}
+            row = "\n".join(wrapped(f"{entry.name}: {words}", NAMES))
+            about = {"row": row, "verdict": words, "decided": bool(compared.sign)}
             lines.append(Line(entry.name, np.array([effect.mean]), np.zeros(1), *bar, about=about))
             seeds.append(compared.n)
         elif isinstance(compared, Comparison):
@@ -74,6 +81,8 @@ def _panel(collected: Collected, problem: Problem) -> Effects:
         "bars: intervals of the median, coverage 96 % or more, also when larger seeds are added; unbounded ones reach"
         f" the edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
         f"common seeds: {spanned(seeds)}",
+        *[f"{WITHIN_TUNING}: chosen settings differ, but the worse optimizer's search may have missed as much"]
+        * any(line.about["verdict"].startswith(WITHIN_TUNING) for line in lines),
         *([floor] if floor else []),
         *left_out,
     ]

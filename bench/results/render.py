@@ -54,6 +54,14 @@ def telling(table: Table) -> Table:
     return replace(table, columns=kept, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 
+def told(board: Board) -> Board:
+    """The board with `telling` tables; a note of all of them is the board's."""
+    tables = [*map(telling, board.tables)]
+    common = [note for note in tables[0].notes if all(note in t.notes for t in tables)] if len(tables) > 1 else []
+    tables = [replace(table, notes=[note for note in table.notes if note not in common]) for table in tables]
+    return replace(board, tables=tables, notes=[*common, *board.notes])
+
+
 def shown(table: Table, indent: str = "") -> list[str]:
     """A table's lines for standard output: of its width and with a bold head on a terminal."""
     wide = columns()
@@ -114,9 +122,9 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
         return [*lines, line * max(map(width, lines))] if line else lines
 
     lines: list[str] = []
-    for board in boards:
+    for board in map(told, boards):
         lines += [*broken(board.title, "="), ""]
-        for table in map(telling, board.tables):
+        for table in board.tables:
             lines += [*broken(table.title, "-"), *table_lines(table, wide, styled=styled)]
             lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
@@ -146,9 +154,9 @@ def markdown_table(table: Table) -> list[str]:
 def markdown(boards: Sequence[Board]) -> str:
     """As Markdown."""
     lines: list[str] = []
-    for board in boards:
+    for board in map(told, boards):
         lines += [f"## {in_markdown(board.title)}", ""]
-        for table in map(telling, board.tables):
+        for table in board.tables:
             lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
             lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
         notes = [in_markdown(note).removesuffix(".") for note in board.notes]
@@ -171,8 +179,8 @@ def tex(boards: Sequence[Board]) -> str:
         return (number_in_tex if is_numeric(row.get(column.key)) else in_tex)(word_in(column, row))
 
     parts = ["% needs \\usepackage{booktabs}"]
-    for board in boards:
-        for table in map(telling, board.tables):
+    for board in map(told, boards):
+        for table in board.tables:
             sides = "".join("r" if _is_right(c, table.rows) else "l" for c in table.columns)
             caption = f"{in_tex(board.title)}: {in_tex(table.title)}"
             parts.append(_texts(table, word, in_tex).to_latex(index=False, column_format=sides, caption=caption))
@@ -196,9 +204,9 @@ def html_fragment(boards: Sequence[Board]) -> str:
 
     parts: list[str] = []
     with pd.option_context("display.max_colwidth", None):
-        for board in boards:
+        for board in map(told, boards):
             parts.append(tagged("h2", board.title))
-            for table in map(telling, board.tables):
+            for table in board.tables:
                 parts += [tagged("h3", table.title), _texts(table, word_in).to_html(index=False, border=0)]
                 parts += [f"<ul>{''.join(tagged('li', note) for note in table.notes)}</ul>"] * bool(table.notes)
             parts += [tagged("p", note) for note in board.notes]
