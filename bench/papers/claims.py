@@ -19,8 +19,9 @@ import numpy as np
 from bench.errors import UserError, check_known
 from bench.papers import arms as of
 from bench.papers.arms import Arm, Arms, chosen, how_ended, paired, values_at
-from bench.papers.verdicts import Finding, Part, Verdict, in_words, over_seeds, together, within, without_numbers
+from bench.papers.verdicts import Finding, Part, Verdict, in_words, together, within, without_numbers
 from bench.results import stats
+from bench.results.group import mean_interval
 from bench.results.stats import Array
 from bench.text import number
 
@@ -54,7 +55,7 @@ def reaches(
     low, high = _level(below, above)
     if diverged := how_ended(arm, "diverged"):
         return without_numbers("fails", measure, diverged)
-    x = over_seeds(values_at(results, arm, measure, at, at))
+    x = mean_interval(values_at(results, arm, measure, at, at).tolist())
     return within(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {in_words(x)}")
 
 
@@ -159,7 +160,7 @@ def lower(results: Arms, arm: Arm, other: Arm, *, measure: str, last: float | No
         return without_numbers("fails", unit, diverged)
     if diverged := how_ended(other, "diverged"):
         return without_numbers("undecided", unit, f"{diverged}, so {arm.label} has no {measure} to compare with")
-    x = over_seeds(values[i] - others[j])
+    x = mean_interval((values[i] - others[j]).tolist())
     means = "" if x is None else f"; means {number(values[i].mean())} and {number(others[j].mean())}"
     text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}{means}"
     return within(x, -math.inf, 0, unit, text, ties=False)

@@ -6,11 +6,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from bench.results import stats
-from bench.results.stats import Array, Interval
+from bench.results.stats import Interval
 from bench.text import cell
 
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]
@@ -153,11 +151,6 @@ def page_word(verdict: str, readings: Iterable[str] = (), region: Iterable[str] 
         if "fails" in decided and len(decided) > 1:
             word = why
     return _of_small_run(word) if small else word
-
-
-def over_seeds(values: Array) -> Interval | None:
-    """The mean over seeds with its interval; None if a value is missing."""
-    return stats.t_interval(values) if np.isfinite(values).all() else None
 
 
 def in_words(x: Interval | None) -> str:

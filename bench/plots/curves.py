@@ -50,7 +50,9 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
             lines[entry.name] = points
         low = loss and any((line[1] == CONVERGED).any() for of in lines.values() for line in of if line is not None)
         facts = [f"losses below {CONVERGED:g} are drawn at that value"] * low
-        words, log_x = label(column) + GAP * above, problem.measures and x == "steps"
+        evaluated, log_x = column.removeprefix(EVALUATED), problem.measures and x == "steps"
+        words = WORDS.get(column, column) if evaluated == column else f"{evaluated} on the selection split"
+        words += GAP * above
         panel = mean_panel(words, words, lines, facts, log_x=log_x, cut=EXPLODED if loss else math.inf)
         panels.append(of_problem(problem, panel if x == "steps" else _against(panel, x, entries)))
     if not any(panel.lines for panel in panels):
@@ -59,22 +61,10 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
             for seed, tables in collected.read(entry, ".*").items():
                 known |= names_of(tables, entry.runs[seed].validations)
         if column not in known and (known or column != "loss"):
-            raise no_column(column, known)
+            near = several(column, known) or [n for n in ("loss", "grad_norm", "val_loss", "accuracy") if n in known]
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "these runs have no tables"
+            raise UserError(f"unknown column {column!r}; {hint}")
     return figure(collected, panels)
-
-
-def label(column: str) -> str:
-    """The words of a column."""
-    evaluated = column.removeprefix(EVALUATED)
-    return f"{evaluated} on the selection split" if evaluated != column else WORDS.get(column, column)
-
-
-def no_column(column: str, known: Iterable[str]) -> UserError:
-    """The error for a column that no run has, with those that it may mean."""
-    usual = [name for name in ("loss", "grad_norm", "val_loss", "accuracy") if name in {*known}]
-    near = several(column, known) or usual
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "these runs have no tables"
-    return UserError(f"unknown column {column!r}; {hint}")
 
 
 def names_of(tables: Mapping[str, Columns], rows: Iterable[Mapping[str, Any]]) -> set[str]:
