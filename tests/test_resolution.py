@@ -78,4 +78,4 @@ def test_a_verdict_on_optimizers_needs_more_than_one_on_settings() -> None:
     plain, within = replace(verdicts, within_tuning=False).of(muon), verdicts.of(muon)
     words = [result.words for result in (plain, within)]  # pyright: ignore
     assert words == ["worse", "no difference found (within tuning)"]
-    assert verdicts.values(muon, within)["more"] is None  # more seeds would not help
+    assert verdicts.values(muon)["more"] is None  # more seeds would not help

@@ -122,7 +122,7 @@ def test_settings_whose_cap_sets_the_step_are_marked() -> None:
 def test_further_settings_make_curves_of_their_own(varied: list[str]) -> None:
     results = [r for m in (0.0, 0.9) for lr in (0.1, 1.0) for r in at(lr, 1.0, opt__momentum=m, task__recipe="plain")]
     sweep = analyse(results, varied, "min")
-    assert (sweep.x, sweep.numeric, sweep.log) == ("opt.lr", True, True)
+    assert (sweep.x, sweep.numeric, sweep_figure(sweep).panels[0].log) == ("opt.lr", True, "x")
     assert [curve.name for curve in sweep.curves] == ["gd, momentum 0", "gd, momentum 0.9"]
 
 

@@ -47,10 +47,9 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
     for problem, entries in collected.problems.items():
         metric, verdicts, _ = judged(collected, problem)
         for entry in entries:
-            compared, mean = verdicts.of(entry), metric.mean(entry) or entry.lost
-            words = verdicts.values(entry, compared)["verdict"] or collected.no_reference(problem)
-            effect = compared.effect if isinstance(compared, Comparison) else None
-            scale = f"{verdicts.scale}: {cell(effect)}" if effect is not None else ""
+            row, mean = verdicts.values(entry), metric.mean(entry) or entry.lost
+            words = row["verdict"] or collected.no_reference(problem)
+            scale = f"{verdicts.scale}: {cell(row['effect'])}" if row.get("effect") is not None else ""
             short = mean.bound + cell(mean.mean, 3) if isinstance(mean, Interval) else mean
             rows[entry.name][problem] = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
         for opt, why in collected.excluded(problem).items():

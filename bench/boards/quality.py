@@ -49,7 +49,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         if why:
             silent[why].append(entry.name)
         missed = may_have_missed(entry, metric)
-        rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
+        rows[entry] = verdicts.values(entry) | {
             "final": metric.mean(entry) or entry.lost,
             "final_tuned": retuned,
             "best": at_best.mean(entry),

@@ -92,12 +92,12 @@ class Verdicts:
                 return replace(result, verdict=WITHIN_TUNING, decided_after=after)
         return result
 
-    def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
+    def values(self, entry: Entry) -> dict[str, Any]:
         """The values of `columns`."""
-        if not isinstance(result, Comparison):
+        if not isinstance(result := self.of(entry), Comparison):
             return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
         n, ties = result.n, result.n - result.wins - result.losses
-        is_open = not result.decided and result.verdict != WITHIN_TUNING
+        is_open = result.decided_after is None and result.verdict != WITHIN_TUNING
         more = advice(n, result.wins, result.losses) if is_open else None
         return {
             "verdict": result.words + f" ({n} of {LEAST_SEEDS})" * (result.words == "too few seeds"),

@@ -75,7 +75,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         runs = [*entry.runs.values()]
         steps, seconds = zip(*(reached(run, target, mode) for run in runs), strict=True)
         count = sum(step is not None for step in steps)
-        rows[entry] = verdicts.values(entry, verdicts.of(entry)) | {
+        rows[entry] = verdicts.values(entry) | {
             "reached": stats.share_interval(count, len(runs)),
             "count": f"{count} of {len(runs)}",
             "steps": median_time_to(runs, steps, [run.cost for run in runs]),

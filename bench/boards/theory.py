@@ -66,7 +66,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         solved = [bool(v["solved"]) for r in runs for v in r.facts.values() if isinstance(v, dict) and "solved" in v]
         times = [steps(run) for run in runs]
         aligned = {
-            **verdicts.values(entry, verdicts.of(entry)),
+            **verdicts.values(entry),
             "aligned": f"{len(runs) - times.count(None)} of {len(runs)}",
             "steps": median_time_to(runs, times, [run.steps for run in runs]),
             "alignment": mean_interval((facts[run.run_id]["last"] for run in runs), ends=(-1.0, 1.0)),

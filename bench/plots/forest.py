@@ -65,7 +65,7 @@ def _panel(collected: Collected, problem: Problem) -> Effects:
         if isinstance(compared, Comparison) and (effect := compared.effect) is not None:
             low, high = (-math.inf if log and end <= 0 else end for end in (effect.low, effect.high))
             bar = (np.array([low]), np.array([high])) if math.isfinite(low) or math.isfinite(high) else (None, None)
-            words = verdicts.values(entry, compared)["verdict"]
+            words = verdicts.values(entry)["verdict"]
             row = "\n".join(wrapped(f"{entry.name}: {words}", NAMES))
             about = {"row": row, "verdict": words, "decided": bool(compared.sign)}
             lines.append(Line(entry.name, np.array([effect.mean]), np.zeros(1), *bar, about=about))

@@ -103,11 +103,6 @@ class Comparison:
         return {"better": 1, "worse": -1}.get(self.verdict, 0)
 
     @property
-    def decided(self) -> bool:
-        """Whether one of the two claims is decided."""
-        return bool(self.sign or self.diverges)
-
-    @property
     def words(self) -> str:
         """What was decided; words of a decision remain when seeds are added."""
         if self.lost == (self.n, self.n):

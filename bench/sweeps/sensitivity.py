@@ -63,7 +63,6 @@ class Sensitivity:
     metric: str
     x: str
     numeric: bool
-    log: bool
     curves: list[Curve]
     above_infimum: bool
 
@@ -107,10 +106,8 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         others = [f"{n.partition('.')[2] or n} {cell(value)}" for n, value in json.loads(fixed or "{}").items()]
         name = ", ".join([bare(opt) if names[bare(opt)] == 1 else opt, *others])
         curves.append(Curve(name, opt, axes[opt][0] if numeric else " and ".join(words), points, best, bool(fixed)))
-    xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
-    log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     metric, x = f"{runs[0].split} {runs[0].metric}{selection.GAP * above}", " or ".join({c.x: 0 for c in curves})
-    return Sensitivity(results, varied, mode, metric, x, numeric, log, curves, above)
+    return Sensitivity(results, varied, mode, metric, x, numeric, curves, above)
 
 
 def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> tuple[str, list[str]]:
@@ -176,6 +173,8 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
     values = np.maximum([0.0 if abs(end) < 1e-300 else end for end in ends], least)
     log = sweep.mode == "min" and is_wide([values])
     low, high = axis_limits([values], log)
+    xs = [point.x for point in points] if sweep.numeric else [0]
+    log_x = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     ticks = [] if sweep.numeric else list(dict.fromkeys(str(point.x) for point in points))
     lines = list[Line]()
     for curve in sweep.curves:
@@ -183,7 +182,7 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
         median, *quartiles = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=float).T
         # A diverged seed is worse than any number: the interval reaches the edge.
         band = [np.nan_to_num(end, nan=edge) for end, edge in zip(quartiles, (low, high), strict=True)]
-        x, columns = np.clip(x, 1 / MOST if sweep.log else -MOST, MOST), np.clip([median, *band], low, high)
+        x, columns = np.clip(x, 1 / MOST if log_x else -MOST, MOST), np.clip([median, *band], low, high)
         joined = sweep.numeric and curve.joined
         for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
@@ -192,7 +191,7 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
     notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)
     lowest = max(least, low)
     notes += [f"values below {lowest:.3g} are drawn at that value"] * (min(ends, default=low) < lowest)
-    logs = "x" * (sweep.numeric and sweep.log) + "y" * log
+    logs = "x" * log_x + "y" * log
     panel = Panel("", sweep.x, f"{sweep.metric} at the last step", logs, lines, notes, (low, high), True, ticks)
     return Figure([panel], {curve.name: curve.opt for curve in sweep.curves})
 
