@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.papers.arms import Arm
+from bench.results.group import Group, seed_of
 from bench.store.block import Columns
 from bench.store.record import RunResult
 
@@ -38,7 +39,8 @@ def arm_of(
         )
         for seed, status in zip(seeds or range(len(tables_of)), statuses or ["completed"] * len(tables_of), strict=True)
     ]
-    return Arm.of_each(label, zip(runs, tables_of, strict=True))
+    seeds_of = map(seed_of, runs)
+    return Arm(Group.of(runs).runs, label=label, tables=dict(zip(seeds_of, tables_of, strict=True)))
 
 
 def changed(source: Arm, **changes: Any) -> Arm:

@@ -1,8 +1,8 @@
 """Arms of experiments: groups of runs with their tables, and the values that claims and figures take from them."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
-from bench.results.group import Group, Seed, seed_of
+from bench.results.group import Group, Seed
 from bench.results.stats import LEAST_POINTS, Array
 from bench.store.block import Columns
-from bench.store.record import RunResult
 from bench.text import cell
 
 
@@ -23,13 +22,7 @@ class Arm(Group):
 
     label: str
     # By seed and kind (`curve`, `measurements`, `validations`); columns are as long as `step`, NaN is a missing value.
-    tables: Mapping[Seed, Mapping[str, Columns]]
-
-    @classmethod
-    def of_each(cls, label: str, results: Iterable[tuple[RunResult, Mapping[str, Columns]]]) -> "Arm":
-        """The arm of these runs with their tables."""
-        pairs = list(results)
-        return cls(Group.of(run for run, _ in pairs).runs, label=label, tables={seed_of(run): t for run, t in pairs})
+    tables: dict[Seed, Mapping[str, Columns]] = field(default_factory=dict)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from bench.papers.figures import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
 from bench.progress import SweepProgress, doing
+from bench.results.group import seed_of
 from bench.store.block import Columns
 from bench.store.record import RunResult
 from bench.store.stores import Contents
@@ -89,11 +90,10 @@ def collect(arm_runs: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]
     stored = contents.finished
     runs = [(label, stored[config.run_id]) for label, config in arm_runs if config.run_id in stored]
     without = {run.config["seed"]: f"{n} is {why}" for _, run in runs for n, why in run.unsolved.items()}
-    of_arms: dict[str, list[RunResult]] = {}
-    for label, run in runs:
-        if run.config["seed"] not in without:
-            of_arms.setdefault(label, []).append(run)
-    arms = {label: Arm.of_each(label, [(run, _tables(contents, run)) for run in of]) for label, of in of_arms.items()}
+    arms = dict[str, Arm]()
+    for label, run in ((label, run) for label, run in runs if run.config["seed"] not in without):
+        arm = arms.setdefault(label, Arm(label=label))
+        arm.runs[seed_of(run)], arm.tables[seed_of(run)] = run, _tables(contents, run)
     return arms, without
 
 
