@@ -48,4 +48,4 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
         which = "the pair" if number == 1 else f"any of {number} pairs"
         notes.append(f"{counted(seeds, 'seed')} cannot decide {which}; it takes {needed} seeds or more")
     notes += [f"{name} is not compared: {why}" for name, why in {**refused, **collected.excluded(problem)}.items()]
-    return Table(f"{problem.name}: Holm over {counted(number, 'pair')}", columns, rows, notes)
+    return Table(f"{problem.name}: Holm over {counted(number, 'pair')}", columns, rows, notes, problem.name)

@@ -56,7 +56,8 @@ def board_table(
         return shared | {"run_ids": sorted(run.run_id for run in entry.runs.values())} | rows[entry]
 
     shown = [NAME, Column("settings", "settings", _KINDS), *columns, *_ENDS]
-    return Table(title, shown, [*map(cells, rows)], [*notes])
+    problem = next((entry.problem.name for entry in rows), "")
+    return Table(title, shown, [*map(cells, rows)], [*notes], problem)
 
 
 @dataclass(frozen=True)

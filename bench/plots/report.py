@@ -46,7 +46,7 @@ def page(collected: Collected, stores: Stores) -> str:
             "open": problem not in theirs and (bool(ours) or i == 0),
             "headline": headline(collected, problem),
             "charts": [chart for chart in charts if chart["problem"] == problem.name],
-            "tables": [*_tables(boards, problem, problems)],
+            "tables": [*_tables(boards, problem)],
             "explanations": [row for row in explanations if row["problem"] == problem.name],
         }
         for i, problem in enumerate(problems)
@@ -93,12 +93,11 @@ def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _tables(boards: Sequence[Board], problem: Problem, problems: Sequence[Problem]) -> Iterator[tuple[str, Table]]:
-    """The tables about a problem, whose titles begin with its name; columns without any value are left out."""
-    longer = tuple(p.name for p in problems if p.name != problem.name and p.name.startswith(problem.name))
+def _tables(boards: Sequence[Board], problem: Problem) -> Iterator[tuple[str, Table]]:
+    """The tables about a problem; columns without any value are left out."""
     for board in boards:
         for table in board.tables:
-            if table.title.startswith(problem.name) and not table.title.startswith(longer) and table.rows:
+            if table.problem == problem.name and table.rows:
                 yield f"{board.title}{table.title.removeprefix(problem.name)}", telling(table)
 
 

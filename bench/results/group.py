@@ -98,7 +98,7 @@ class Measure:
         """The interval of these values' mean without impossible ones; an upper bound if a value is at the floor."""
         return replace(stats.within(mean, *self.ends), bound="<=" * (self.log and CONVERGED in values))
 
-    def compare(self, first: Group, second: Group, tests: int = 1, *, ahead: float = 0.0) -> Comparison | None:
+    def compare(self, first: Group, second: Group, *, ahead: float = 0.0) -> Comparison | None:
         """Compare two groups on their common seeds (`sequential.compare`); None if there are none.
 
         The values of the second count as better by `ahead`; on a logarithmic scale, their logarithms do.
@@ -112,7 +112,7 @@ class Measure:
             by = max(-FAR, min(FAR, by)) if self.log else by
             moved = [value if value is None else value * math.exp(by) if self.log else value + by for value in other]
             other = [value if value is None else min(max(value, self.ends[0]), self.ends[1]) for value in moved]
-        comparison = compare(values, other, self.mode, log=self.log, tests=tests, floor=floor)
+        comparison = compare(values, other, self.mode, log=self.log, floor=floor)
         return replace(comparison, often=self.often)
 
     def order(self, group: Group) -> tuple[float, float]:

@@ -31,6 +31,7 @@ class Table:
     columns: list[Column]
     rows: list[dict[str, Any]]  # by key of columns; further keys are for programs
     notes: list[str] = field(default_factory=list)
+    problem: str = ""  # its name, if the table is about one and its title begins with it
 
     @classmethod
     def of(cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
