@@ -110,7 +110,12 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
         relation = con.sql(statements[0].query)
         if any("TIME ZONE" in str(kind) for kind in relation.types):  # DuckDB needs pytz for such values
             raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
-        return _interruptible(con, lambda: take(relation)), list(damaged.values())
+        with ThreadPoolExecutor(1) as pool:  # DuckDB does not check Python's signals reliably
+            try:
+                return pool.submit(take, relation).result(), list(damaged.values())
+            except KeyboardInterrupt:
+                con.interrupt()  # then the thread ends
+                raise
     except RuntimeError as error:
         raise KeyboardInterrupt if "interrupted" in str(error) else error from None
     except duckdb.Error as error:
@@ -121,16 +126,6 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
-
-
-def _interruptible(con: "DuckDBPyConnection", work: "Callable[[], Any]") -> Any:
-    """The result of DuckDB's work, which Ctrl-C can end: DuckDB does not check Python's signals reliably."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            return pool.submit(work).result()
-        except KeyboardInterrupt:
-            con.interrupt()  # then the thread ends
-            raise
 
 
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:

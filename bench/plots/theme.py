@@ -114,18 +114,13 @@ def picture(spec: Mapping[str, Any], ending: str) -> bytes:
     if ending == ".html":
         return _PAGE.format(vega=vega(), spec=script_json(spec)).encode()
     if ending == ".png":
-        return _small(vl_convert.vegalite_to_png(text, scale=72 / SCREEN, ppi=DPI))
+        from PIL import Image
+
+        smaller = BytesIO()  # the same image in a third of the bytes
+        with Image.open(BytesIO(vl_convert.vegalite_to_png(text, scale=72 / SCREEN, ppi=DPI))) as image:
+            image.convert("RGB").save(smaller, "PNG", optimize=True, dpi=(DPI, DPI))
+        return smaller.getvalue()
     return vl_convert.vegalite_to_svg(text).encode() if ending == ".svg" else vl_convert.vegalite_to_pdf(text)
-
-
-def _small(image: bytes) -> bytes:
-    """The same PNG in a third of the bytes."""
-    from PIL import Image
-
-    smaller = BytesIO()
-    with Image.open(BytesIO(image)) as picture:
-        picture.convert("RGB").save(smaller, "PNG", optimize=True, dpi=(DPI, DPI))
-    return smaller.getvalue()
 
 
 _PAGE = """<!doctype html>
