@@ -183,16 +183,16 @@ def folder_with(*names: str) -> Path:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each function that could be recorded was, however slow it is (`bench.lanes.replay`)."""
-    from bench.lanes.replay import Replay
+    from bench.lanes import replay
 
     found: list[bool] = []
-    record = Replay._recorded
+    record = replay._recorded
 
-    def noted(self: Replay, *tensors: Any) -> Any:
-        made = record(self, *tensors)
-        found.append(made != self._plain)
+    def noted(plain: Any, *tensors: Any) -> Any:
+        made = record(plain, *tensors)
+        found.append(made is not plain)
         return made
 
-    monkeypatch.setattr(Replay, "_recorded", noted)
+    monkeypatch.setattr(replay, "_recorded", noted)
     monkeypatch.setattr("bench.lanes.replay.SLOW_SECONDS", 10)
     return found

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside, have_pure_update
 from bench.lanes.replay import Replay
@@ -87,8 +87,8 @@ class Lanes:
         # Problems are evaluated one by one, and not replayed, if they have buffers or differ in batch width.
         self.apart = any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         replayed = self.plan.total_steps >= REPLAYED_FROM
-        # By the structure of the batch.
-        self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
+        # By the micro-batch's share of the batch.
+        self._replays: dict[float, Replay] | None = {} if replayed and not self.apart else None
         self.averaged = [self.trained[i] for i in self.plan.averaged]
         self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
         observed = self.plan.observed
@@ -171,24 +171,15 @@ class Lanes:
         """`_gradients` of all lanes, replayed if possible."""
         # Random draws read these tensors: stacked problems differ in them, and a recording does not repeat its draws.
         places = self._positions() if self.draws else ()
-        parts, structure = tree_flatten(batch)
-        if self._replays is None or not all(isinstance(part, Tensor) for part in parts):
-            return self._gradients(self.weights, batch, partial(self._outcome, places=places), share)
-        key = structure, share
-        replay = self._replays.get(key)
-        if replay is None:
-            names, drawn = list(self.weights), len(places)
 
-            def flat(*tensors: Tensor) -> tuple[list[Tensor], list[str]]:
-                places, rest = tensors[:drawn], tensors[drawn:]
-                weights = dict(zip(names, rest, strict=False))
-                batch = tree_unflatten(list(rest[len(names) :]), structure)
-                loss, grads = self._gradients(weights, batch, partial(self._outcome, places=places), share)
-                return [loss, *grads.values()], list(grads)
+        def gradients(weights: Weights, batch: Any, places: Sequence[Tensor]) -> tuple[Tensor, Weights]:
+            return self._gradients(weights, batch, partial(self._outcome, places=places), share)
 
-            replay = self._replays[key] = Replay(flat)
-        (loss, *grads), moved = replay(*places, *self.weights.values(), *parts)
-        return loss, dict(zip(moved, grads, strict=True))
+        if self._replays is None:
+            return gradients(self.weights, batch, places)
+        if share not in self._replays:
+            self._replays[share] = Replay(gradients)
+        return self._replays[share](self.weights, batch, places)
 
     @torch.no_grad()
     def snapshot(self) -> Weights:

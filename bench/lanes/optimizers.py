@@ -6,7 +6,6 @@ Shapes: G problems, R lanes of each.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from bench.lanes.replay import Replay
 from optimizers import STEP_KEYWORDS
 from optimizers.groups import Part
 from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype
-from optimizers.pure import norm
+from optimizers.pure import State, Tensors, norm
 from optimizers.step_size import once_known
 from tasks.core.schedule import Schedule
 from tasks.core.training_step import TrainingPlan
@@ -52,66 +51,91 @@ class Together:
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
         self.parts, every = plans[0][0].parts, [plan.parts for row in plans for plan in row]
-        # For each hyperparameter, its value, and for `vmap` whether it differs between lanes.
-        self.hparams: dict[str, Any] = {}
-        self._differs: dict[str, Any] = {}
+        self._plain = len(self.parts) == len(self.parts[0].groups) == 1
+        # Hyperparameters by name of each group, by its name: values of all lanes, and tensors of each lane's value.
+        self.shared: dict[str, dict[str, Any]] = {}
+        self.varying: dict[str, dict[str, Tensor]] = {}
         self.initial_lr: dict[str, Tensor] = {}
         for i, part in enumerate(self.parts):
             defaults = {k: p.default for k, p in inspect.signature(part.spec.cls).parameters.items() if k != "params"}
             for j, group in enumerate(part.groups):
-                prefix = self._prefix(i, j)
+                name = f"{i}.{j}"
                 given = [defaults | {**parts[i].hyperparameters, **parts[i].groups[j].values} for parts in every]
-                for name in defaults | dict(group.values):
-                    key, values = f"{prefix}{name}", [hparams[name] for hparams in given]
-                    self.hparams[key], self._differs[key] = _gathered(values, first, always=name == "lr")
+                self.shared[name], self.varying[name] = _gathered(given, [*defaults | dict(group.values)], first)
                 if len(self.parts) == 1 or not part.spec.traits.unscheduled:
-                    self.initial_lr[f"{prefix}lr"] = self.hparams[f"{prefix}lr"]
+                    self.initial_lr[name] = self.varying[name]["lr"]
         self._moved: Sequence[str] = ()
         self._names = {name: i for i, name in enumerate(names)}
         keywords = set[str]().union(*(part.spec.update_keywords for part in self.parts))
         self.keywords = sorted(STEP_KEYWORDS if keywords and len(self.parts) > 1 else keywords)
         self._updates: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._replayed = replayed
-        self._replays: dict[Any, Replay] = {}
-
-    @property
-    def _plain(self) -> bool:
-        return len(self.parts) == 1 and len(self.parts[0].groups) == 1
-
-    def _prefix(self, part: int, group: int) -> str:
-        """The prefix of the names of a group's hyperparameters."""
-        return "" if self._plain else f"{part}.{group}."
 
     def update(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """The update of the parameters with these names, for all lanes."""
+        """The update of the parameters with these names, for all lanes.
+
+        It is a function of gradients, state, weights, loss, hyperparameters that vary, and norms.
+        """
         if names not in self._updates:
-            if self._plain:
-                one = self.parts[0].spec.pure_update
-            else:
-                places = {self._names[name]: k for k, name in enumerate(names)}
-                one = _joined(
-                    tuple(
-                        (
-                            part.spec.pure_update,
-                            tuple(sorted(part.spec.update_keywords)),
-                            tuple(
-                                (
-                                    tuple(places[index] for index in group.indices if index in places),
-                                    tuple(key for key in self.hparams if key.startswith(self._prefix(i, j))),
-                                )
-                                for j, group in enumerate(part.groups)
-                            ),
-                        )
-                        for i, part in enumerate(self.parts)
-                    )
-                )
-            self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()))
+            places = {self._names[name]: k for k, name in enumerate(names)}
+            groups = [
+                [[places[i] for i in group.indices if i in places] for group in part.groups] for part in self.parts
+            ]
+
+            def one(grads: Any, state: Any, params: Any, loss: Tensor, varying: Any, norms: Any) -> Any:
+                given = dict(zip(self.keywords, norms, strict=True))
+                hparams = {name: values | varying[name] for name, values in self.shared.items()}
+                if self._plain:
+                    return self.parts[0].spec.pure_update(grads, state, params, loss, hparams["0.0"], **given)
+                return self._joined(groups, grads, state, params, loss, hparams, given)
+
+            self._updates[names] = Replay(vmap(one)) if self._replayed else vmap(one)
         return self._updates[names]
+
+    def _joined(
+        self,
+        places: Sequence[Sequence[Sequence[int]]],
+        grads: Tensors,
+        state: State,
+        params: Tensors,
+        loss: Tensor,
+        hparams: Mapping[str, Any],
+        norms: Mapping[str, Tensor],
+    ) -> tuple[Tensors, State]:
+        """The updates of all groups of all methods, of one run; `places` has the parameters of each method's groups."""
+        moved = list(params)
+        new, shown = dict[str, Any](), dict[int, Tensor]()
+        for i, (part, groups) in enumerate(zip(self.parts, places, strict=True)):
+            given, keywords = norms, part.spec.update_keywords
+            if len(self.parts) > 1 and keywords:
+                mine = [grads[place] for group in groups for place in group]
+                given = own_norms(norm(mine), norms["grad_norm"], norms["loss_grad_norm"]) if mine else norms
+            for j, group in enumerate(groups):
+                if not group:
+                    continue
+                name = f"{i}.{j}"
+                stepped, new[name] = part.spec.pure_update(
+                    [grads[place] for place in group],
+                    state.get(name, {}),
+                    [params[place] for place in group],
+                    loss,
+                    hparams[name],
+                    **{keyword: given[keyword] for keyword in keywords},
+                )
+                for place, p in zip(group, stepped, strict=True):
+                    moved[place] = p
+                shown |= zip(group, new[name].get("evaluated", ()), strict=False)
+                if "step_sizes" not in new:  # the curve has those of the first group
+                    new["step_sizes"] = new[name].get("step_sizes", (hparams[name]["lr"],) * 2)
+        if shown:
+            new["evaluated"] = [shown.get(place, p).clone() for place, p in enumerate(moved)]
+        return moved, new
 
     def follow(self, schedule: Schedule, evaluations: NDArray[np.int_]) -> None:
         """Set the learning rates after so many gradients of each lane, shape (G, R)."""
         factor = schedule.factor(int(evaluations.max()))  # that of all lanes that still train
-        self.hparams |= {key: lr * factor for key, lr in self.initial_lr.items()}
+        for name, lr in self.initial_lr.items():
+            self.varying[name]["lr"] = lr * factor
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -119,46 +143,19 @@ class Together:
 
         The loss and the norms by `STEP_KEYWORDS` have that shape too, gradients by name (G, R, ...).
         """
-        shape, names = loss.shape, list(grads)
-        self._moved = names
-        params, self.state = self._updated(
-            self.update(tuple(names)),
+        shape, self._moved = loss.shape, list(grads)
+        params, self.state = self.update(tuple(grads))(
             [g.flatten(0, 1) for g in grads.values()],
-            [self.weights[name].flatten(0, 1) for name in names],
+            self.state,
+            [self.weights[name].flatten(0, 1) for name in grads],
             loss.flatten(),
+            self.varying,
             [norms[name].flatten() for name in self.keywords],
         )
         for name, p in zip(grads, params, strict=True):
             self.weights[name] = p.unflatten(0, shape)
-        lr = self.hparams[f"{self._prefix(0, 0)}lr"]
-        raw, applied = self.state.get("step_sizes", (lr, lr))
+        raw, applied = self.state.get("step_sizes", (self.varying["0.0"]["lr"],) * 2)
         return raw.view(shape), applied.view(shape)
-
-    def _updated(
-        self, update: Callable[..., Any], grads: list[Tensor], params: list[Tensor], loss: Tensor, norms: list[Tensor]
-    ) -> tuple[Sequence[Tensor], dict[str, Any]]:
-        """Weights and state after the update of all lanes, shape (G * R, ...) each."""
-        if not self._replayed:
-            return update(grads, self.state, params, loss, self.hparams, norms)
-        varying = [name for name, value in self.hparams.items() if isinstance(value, Tensor)]
-        state, structure = tree_flatten(self.state)
-        sizes = [len(grads), len(params), 1, len(norms), len(varying), len(state)]
-        key = structure, *sizes
-        replay = self._replays.get(key)
-        if replay is None:
-
-            def flat(*tensors: Tensor) -> tuple[list[Tensor], Any]:
-                parts = iter(tensors)
-                grads, params, (loss,), norms, hparams, state = ([next(parts) for _ in range(n)] for n in sizes)
-                hparams = self.hparams | dict(zip(varying, hparams, strict=True))
-                params, new = update(grads, tree_unflatten(state, structure), params, loss, hparams, norms)
-                leaves, structure_of_new = tree_flatten(new)
-                return [*params, *leaves], structure_of_new
-
-            replay = self._replays[key] = Replay(flat)
-        hparams = [self.hparams[name] for name in varying]
-        updated, of_new = replay(*grads, *params, loss, *norms, *hparams, *state)
-        return updated[: len(params)], tree_unflatten(list(updated[len(params) :]), of_new)
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
@@ -197,59 +194,6 @@ def have_pure_update(parts: Sequence[Part]) -> bool:
         and (one or part.spec.package is None)
         for part in parts
     )
-
-
-@cache
-def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]], ...]) -> Any:
-    """Combine several pure updates into one.
-
-    `parts` has, for each method, its update, keywords and groups; for each group, the positions of its parameters and
-    the names of its hyperparameters.
-    """
-
-    def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
-        moved: list[Tensor] = list(params)
-        new, shown = dict[str, Any](), dict[int, Tensor]()
-        for method_update, keywords, groups in parts:
-            given = norms
-            if len(parts) > 1 and keywords:
-                mine = [grads[place] for places, _ in groups for place in places]
-                given = own_norms(norm(mine), norms["grad_norm"], norms["loss_grad_norm"]) if mine else norms
-            for places, names in groups:
-                if not places:
-                    continue
-                prefix = names[0].rpartition(".")[0]
-                values = {name.removeprefix(f"{prefix}."): hparams[name] for name in names}
-                stepped, new[prefix] = method_update(
-                    [grads[place] for place in places],
-                    state.get(prefix, {}),
-                    [params[place] for place in places],
-                    loss,
-                    values,
-                    **{name: given[name] for name in keywords},
-                )
-                for place, p in zip(places, stepped, strict=True):
-                    moved[place] = p
-                shown |= zip(places, new[prefix].get("evaluated", ()), strict=False)
-                if "step_sizes" not in new:  # the curve has those of the first group
-                    new["step_sizes"] = new[prefix].get("step_sizes", (values["lr"], values["lr"]))
-        if shown:
-            new["evaluated"] = [shown.get(place, p).clone() for place, p in enumerate(moved)]
-        return moved, new
-
-    return update
-
-
-@cache
-def _for_all(
-    update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...]
-) -> Callable[..., Any]:
-    """The pure update of one run, vectorised over lanes; cached, so that all blocks share it."""
-
-    def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
-        return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
-
-    return vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
 
 
 class OneByOne:
@@ -346,8 +290,15 @@ def beside(x: Tensor, like: Tensor) -> Tensor:
     return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
-def _gathered(values: Sequence[Any], like: Tensor, *, always: bool = False) -> tuple[Any, Any]:
-    """A hyperparameter of all lanes and its `in_dims`: one value if all agree, else (or with `always`) a tensor."""
-    if not always and all(value == values[0] for value in values):
-        return values[0], None
-    return torch.tensor(values, dtype=scalar_dtype(like.dtype), device=like.device), 0
+def _gathered(
+    given: Sequence[Mapping[str, Any]], names: Sequence[str], like: Tensor
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Hyperparameters of all lanes: the values that all share, and tensors of the others and of `lr`."""
+    shared, varying = dict[str, Any](), dict[str, Tensor]()
+    for name in names:
+        values = [hparams[name] for hparams in given]
+        if name != "lr" and all(value == values[0] for value in values):
+            shared[name] = values[0]
+        else:
+            varying[name] = torch.tensor(values, dtype=scalar_dtype(like.dtype), device=like.device)
+    return shared, varying
