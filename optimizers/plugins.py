@@ -81,6 +81,11 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
             self._loaded[key] = self.make(name, load(target), target)
         return self._loaded[key]
 
+    def hidden(self) -> list[str]:
+        """Plug-ins that have no effect, since they announce a name of the suite's own: package, target and name."""
+        points = [point for point in entry_points(group=self.group) if point.name in self.own]
+        return sorted(f"{_package(point)} ({point.value}) as {point.name}" for point in points)
+
     def describe(self, name: str) -> str | None:
         """A description of a plug-in's origin; None for the suite's own and unannounced names."""
         point = self.announced.get(name)

@@ -123,7 +123,7 @@ class OptimizerSpec:
         return adapted(load(self.target))
 
     @cached_property
-    def pure_update(self) -> Callable[..., Any] | None:
+    def pure_update(self) -> Any:
         """The function that `update` names, or None."""
         return load(self.update) if self.update else None
 

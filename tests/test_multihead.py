@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tasks.theory.multihead
-from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
+from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, Samples, SequenceData
 
 pytestmark = pytest.mark.numeric
 
@@ -52,7 +52,7 @@ def test_loss_and_gradients_are_those_of_a_loop_over_heads(
     output = plain_output(tokens, W, U)
     expected = torch.log1p(torch.exp(-signs * output)).mean()
     expected.backward()
-    outcome = task.loss((tokens, signs, labels))
+    outcome = task.loss(Samples(tokens, signs, labels))
     outcome.loss.backward()
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(task.heads.W.grad, W.grad, rtol=1e-12, atol=1e-15)

@@ -286,6 +286,16 @@ def test_packages_are_listed_without_being_imported(announce) -> None:
         registry["nothing"]
 
 
+def test_a_package_that_takes_a_name_of_the_suite_is_noted(announce, cli, monkeypatch) -> None:
+    registry = announce(("sgd", "my_package:SGD", "my-package"), ("far", "far_away:Far", "far-away"))
+    assert registry.hidden() == ["my-package 1.2 (my_package:SGD) as sgd"]
+    assert registry["sgd"] is OPTIMIZERS["sgd"]
+    monkeypatch.setattr(OPTIMIZERS, "hidden", registry.hidden)
+    answer = cli("list", "optimizers")
+    assert "my-package 1.2 (my_package:SGD) as sgd is not used" in answer.err
+    assert answer.code == 0
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the unedited packages of `bench new`; its folder."""

@@ -93,10 +93,12 @@ def _names(kind: str) -> Answer:
         from bench.papers.experiments import load
 
         rows = {name: load(name).title for name in experiments()}
-    elif kind == "tasks":
-        rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
     else:
-        rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
+        registry: Any = TASKS if kind == "tasks" else OPTIMIZERS
+        title = "title" if kind == "tasks" else "formula"
+        rows = {name: registry.describe(name) or getattr(registry[name], title) for name in registry}
+        for plugin in registry.hidden():
+            note(f"{plugin} is not used: the suite has its own of that name; choose another name")
     return Answer(rows, shown(Table.facts(rows.items())))
 
 

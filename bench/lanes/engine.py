@@ -93,11 +93,7 @@ class Lanes:
         self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
         observed = self.plan.observed
         self.observers = [[Observer(task, observed) for _ in range(R)] for task in self.tasks] if observed else []
-        self.stepper = (
-            Together(self.weights, plans, self.trained, replayed=replayed)
-            if have_pure_update(self.plan.parts)
-            else OneByOne(self)
-        )
+        self.stepper = Together(self, replayed=replayed) if have_pure_update(self.plan.parts) else OneByOne(self)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -24,7 +24,6 @@ from optimizers.norms import scalar_dtype
 from optimizers.pure import State, Tensors, norm
 from optimizers.step_size import once_known
 from tasks.core.schedule import Schedule
-from tasks.core.training_step import TrainingPlan
 
 if TYPE_CHECKING:
     from bench.lanes.engine import Lanes
@@ -36,21 +35,14 @@ Weights = dict[str, Tensor]
 class Together:
     """One pure update for all lanes (`OptimizerSpec.update`), which may be replayed (`bench.lanes.replay`).
 
-    A step replaces the tensors in `weights`; `plans` have the shape (G, R); `names` are the trained parameters.
+    A step replaces the tensors in `weights`, those of the lanes.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        plans: Sequence[Sequence[TrainingPlan]],
-        names: Sequence[str],
-        *,
-        replayed: bool = False,
-    ) -> None:
-        self.weights = weights
+    def __init__(self, lanes: "Lanes", *, replayed: bool) -> None:
+        self.weights = lanes.weights
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
-        first = next(iter(weights.values()))
-        self.parts, every = plans[0][0].parts, [plan.parts for row in plans for plan in row]
+        first = next(iter(self.weights.values()))
+        self.parts, every = lanes.plan.parts, [plan.parts for row in lanes.plans for plan in row]
         self._plain = len(self.parts) == len(self.parts[0].groups) == 1
         # Hyperparameters by name of each group, by its name: values of all lanes, and tensors of each lane's value.
         self.shared: dict[str, dict[str, Any]] = {}
@@ -65,7 +57,7 @@ class Together:
                 if len(self.parts) == 1 or not part.spec.traits.unscheduled:
                     self.initial_lr[name] = self.varying[name]["lr"]
         self._moved: Sequence[str] = ()
-        self._names = {name: i for i, name in enumerate(names)}
+        self._names = {name: i for i, name in enumerate(lanes.trained)}
         keywords = set[str]().union(*(part.spec.update_keywords for part in self.parts))
         self.keywords = sorted(STEP_KEYWORDS if keywords and len(self.parts) > 1 else keywords)
         self._updates: dict[tuple[str, ...], Callable[..., Any]] = {}

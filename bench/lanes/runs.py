@@ -26,7 +26,7 @@ from bench.train.checkpoints import STEPS, usable_steps
 from bench.train.memory import ran_out
 from bench.train.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
 from bench.train.stop import StopRequest
-from bench.train.training_plan import make_plan, val_every
+from bench.train.training_plan import make_plan
 from bench.train.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]
@@ -105,13 +105,12 @@ def train_block(
             if saved and (earlier := contents.get(result.run_id)) is not None:
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         writer = BlockWriter(first.store, results, resume=saved)
-        due = val_every(first, lanes.tasks[0])
-        recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)
+        recorder = LanesRecorder(first, results, lanes, writer, stop, progress)
         module = LanesModule(lanes)
         with quiet():
             trainer = make_trainer(first, [recorder])
             several = first.traits.calls_closure_again  # so lanes may spend their budgets at any step
-            steps = StepRanges(module, due, 1 if several else first.task_spec.steps_per_call)
+            steps = StepRanges(module, recorder.val_every, 1 if several else first.task_spec.steps_per_call)
             trainer.fit(module, steps, ckpt_path=writer.checkpoint if saved else None, weights_only=True)
         if recorder.killed:
             why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"
@@ -150,17 +149,15 @@ class LanesRecorder(Watcher):
 
     def __init__(
         self,
+        config: RunConfig,
         results: Sequence[RunResult],
         lanes: Lanes,
-        configs: Sequence[RunConfig],
         writer: BlockWriter,
         stop: StopRequest,
         progress: SweepProgress,
-        *,
-        val_every: int,
     ) -> None:
-        super().__init__(writer, stop, configs[0].trainer.checkpoint_seconds)
-        self.lanes, self.block, self.progress, self.val_every = lanes, writer, progress, val_every
+        super().__init__(config, lanes.tasks[0], writer, stop)
+        self.lanes, self.block, self.progress = lanes, writer, progress
         data = lanes.tasks[0].data
         self.select, self.report, self.also = data.select, data.report, data.also
         self.watches = [Watch(result, lanes.full_batch) for result in results]

@@ -14,12 +14,14 @@ from lightning.pytorch.loggers import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.config.run_config import RunConfig
 from bench.progress import Progress
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
 from bench.store.writer import BlockWriter
 from bench.train.checkpoints import STEPS, save
 from bench.train.stop import StopRequest
+from bench.train.training_plan import val_every
 from bench.train.watch import Watch, look
 from tasks.core.task import Task
 from tasks.core.training_step import CurveRow
@@ -34,8 +36,9 @@ class Watcher(pl.Callback):
     Only rank 0 has a writer.
     """
 
-    def __init__(self, writer: BlockWriter | None, stop: StopRequest, checkpoint_seconds: float) -> None:
-        self.writer, self.stop, self.checkpoint_seconds = writer, stop, checkpoint_seconds
+    def __init__(self, config: RunConfig, task: Task, writer: BlockWriter | None, stop: StopRequest) -> None:
+        self.writer, self.stop, self.checkpoint_seconds = writer, stop, config.trainer.checkpoint_seconds
+        self.val_every = val_every(config, task)
         self.measured = list[dict[str, float]]()  # of each run, after its last step
         self._checkpointed = time.monotonic()
         self._aside = 0.0
@@ -97,20 +100,17 @@ class Recorder(Watcher):
 
     def __init__(
         self,
+        config: RunConfig,
         result: RunResult,
         writer: BlockWriter | None,
         stop: StopRequest,
         progress: Progress,
-        *,
         task: Task,
-        val_every: int,
-        max_seconds: float | None,
-        checkpoint_seconds: float,
         loggers: Sequence[Logger],
     ) -> None:
-        super().__init__(writer, stop, checkpoint_seconds)
+        super().__init__(config, task, writer, stop)
         self.result, self.progress, self.loggers = result, progress, loggers
-        self.val_every, self.max_seconds = val_every, max_seconds
+        self.max_seconds = config.trainer.max_seconds
         self.watch = Watch(result, task.plan.batch_size == task.data.sizes["train"])
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from bench.train.callbacks import Recorder
 from bench.train.checkpoints import usable_steps
 from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
-from bench.train.training_plan import make_plan, val_every
+from bench.train.training_plan import make_plan
 from optimizers.plugins import bare
 from tasks.core.data import TaskData
 from tasks.core.files import not_installed
@@ -95,17 +95,7 @@ def run(
             bar = progress(training.total_steps, label)
         else:
             bar = Progress(training.total_steps, label, enabled=progress and main)
-        recorder = Recorder(
-            result,
-            writer,
-            stop,
-            bar,
-            task=task,
-            val_every=val_every(config, task),
-            max_seconds=config.trainer.max_seconds,
-            checkpoint_seconds=config.trainer.checkpoint_seconds,
-            loggers=loggers,
-        )
+        recorder = Recorder(config, result, writer, stop, bar, task, loggers)
         for logger in loggers:
             logger.log_hyperparams(result.config)
         with quiet(), stop.listening(), rendezvous_of_its_own(config):

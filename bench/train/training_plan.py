@@ -40,7 +40,12 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size
     epochs = None if trainer.max_epochs is None else max(1, round(min(trainer.max_epochs * per_epoch, MOST_STEPS)))
-    _refuse_unequal_micro_batches(config, size, ranks)
+    micro = trainer.micro_batch_size or config.task_spec.micro_batch_size
+    if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
+        raise UserError(
+            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot divide {size} samples into equal numbers of"
+            " micro-batches; use a larger one, or a batch size divisible by the number of devices"
+        )
     hyperparameters = dict(config.opt_options)
     known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
     for name, value in list(hyperparameters.items()):
@@ -61,15 +66,16 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         raise option_error("opt", error, config.opt_options) from None
     if len(parts) < len(config.methods):
         _refuse_idle_rest(config)
-    if trainer.observe is not None:
-        _refuse_to_observe(config, task)
+    if trainer.observe is not None and not task.maps({name: p.detach() for name, p in task.named_parameters()}):
+        why = f"{config.task} has no heads with their own attention to observe"
+        raise UserError(f"--trainer.observe {trainer.observe}: {why}")
     steps = min(x for x in (trainer.max_steps, epochs) if x is not None)
     return TrainingPlan(
         make_optimizer=_maker(config, parts, parameters),
         parts=parts,
         total_steps=steps,
         batch_size=size,
-        micro_batch_size=trainer.micro_batch_size or config.task_spec.micro_batch_size,
+        micro_batch_size=micro,
         evaluation_batch_size=config.task_spec.micro_batch_size,
         data_seed=config.data_seed,
         seed=config.seed,
@@ -82,15 +88,6 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         create_graph=config.traits.create_graph,
         compiled=trainer.compile == "step",
     )
-
-
-def _refuse_to_observe(config: RunConfig, task: Task) -> None:
-    """Refuse `--trainer.observe` if there is nothing to observe."""
-    if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
-        raise UserError(
-            f"--trainer.observe {config.trainer.observe}: {config.task} has no heads with their own attention to"
-            " observe"
-        )
 
 
 def _refuse_idle_rest(config: RunConfig) -> None:
@@ -161,12 +158,3 @@ def val_every(config: RunConfig, task: Task) -> int:
     if config.trainer.val_every is not None:
         return config.trainer.val_every
     return max(task.data.sizes["train"] // task.plan.batch_size, -(-task.plan.total_steps // 20))
-
-
-def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> None:
-    micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
-    if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
-        raise UserError(
-            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot divide {size} samples into equal numbers of"
-            " micro-batches; use a larger one, or a batch size divisible by the number of devices"
-        )

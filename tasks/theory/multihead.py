@@ -247,16 +247,11 @@ class MultiHeadClassifier(Task):
 
     def loss(self, batch: Samples) -> Outcome:
         """Mean logistic loss; predictions are classes, shape (B,)."""
-        tokens_BTd, signs_B, labels_B = batch
-        output_B = self.heads(tokens_BTd)
-        return Outcome(logistic_loss(signs_B * output_B).mean(), (output_B.detach() > 0).long(), labels_B)
+        return _outcome(batch, self.heads(batch.tokens))
 
     def loss_at(self, weights: Mapping[str, Tensor], batch: Samples) -> Outcome:
         """`loss` at K points."""
-        tokens_BTd, signs_B, labels_B = batch
-        output_KB = model_outputs(tokens_BTd, weights["heads.W"], weights["heads.U"]).T
-        loss_K = logistic_loss(signs_B * output_KB).mean(1)
-        return Outcome(loss_K, (output_KB.detach() > 0).long(), labels_B.expand_as(output_KB))
+        return _outcome(batch, model_outputs(batch.tokens, weights["heads.W"], weights["heads.U"]).T)
 
     def metrics(self) -> dict[str, Metric]:
         """Share of sequences on the right side of 0; 0 itself counts as label -1."""
@@ -328,6 +323,11 @@ class MultiHeadClassifier(Task):
         coarse_NTd = test.tokens.float() if test.tokens.dtype == torch.float64 else test.tokens
         relevant_NT = None if data.relevant is None else data.relevant.to(train.tokens)
         return train, test, coarse_NTd, relevant_NT, [part.to(train.tokens) for part in data.planted or ()]
+
+
+def _outcome(batch: Samples, outputs: Tensor) -> Outcome:
+    loss = logistic_loss(batch.signs * outputs).mean(-1)
+    return Outcome(loss, (outputs.detach() > 0).long(), batch.labels.expand_as(outputs))
 
 
 def log_sum_(powers_BSQ: Tensor, sum_B1Q: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.theory.max_margin import Optimum, or_reason, separator
 from tasks.theory.token_classifier import (
-    AttentionHead,
     Sequences,
     TokenClassifier,
     TokenData,
@@ -107,15 +106,7 @@ class AttentionClassifier(TokenClassifier):
     The loss is the logistic loss of the margin m_i = y_i Phi(X_i), less its infimum (`FixedDecoderData.f_star`),
     computed as log1p(sigmoid(-gamma_opt) expm1(gamma_opt - m)), where gamma_opt - m = sum_t p_t (gamma_opt - gamma_t):
     exact to rounding however small. Curves and metrics report the loss itself. Model of Vasudeva et al. (TMLR 2025).
-
-    Args:
-        init_std: standard deviation of W at the start, at least 0 (ours).
     """
-
-    def __init__(self, data: FixedDecoderData, *, init_std: float = 0.0) -> None:
-        super().__init__(data)
-        check_range("init_std", init_std, 0)
-        self.head = AttentionHead(len(data.direction), init_std)
 
     def values(self, batch: ScoredSequences, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """How far each token's score is below the optimal one."""
@@ -187,17 +178,12 @@ class JointClassifier(TokenClassifier):
 
     The loss is the logistic loss log(1 + exp(-y Phi(X))), whose infimum is 0 on separable data. Model of Vasudeva
     et al. (TMLR 2025). At 0, where training starts, W has no gradient until u has moved.
-
-    Args:
-        init_std: standard deviation of W and u at the start, at least 0 (ours).
     """
 
     roles: Mapping[str, Role] = {"decoder.u": "head"}
 
     def __init__(self, data: MixtureTokenData, *, init_std: float = 0.0) -> None:
-        super().__init__(data)
-        check_range("init_std", init_std, 0)
-        self.head = AttentionHead(len(data.direction), init_std)
+        super().__init__(data, init_std=init_std)
         self.decoder = Decoder(len(data.direction), init_std)
 
     def values(self, batch: Sequences, weights: Mapping[str, Tensor] | None = None) -> Tensor:

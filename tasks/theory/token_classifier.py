@@ -146,10 +146,18 @@ def stacked_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
 
 
 class TokenClassifier(Task):
-    """One attention head and a linear decoder, with the measurements of the tasks of paper A."""
+    """One attention head and a linear decoder, with the measurements of the tasks of paper A.
+
+    Args:
+        init_std: standard deviation of all parameters at the start, at least 0 (ours).
+    """
 
     data: TokenData
-    head: AttentionHead
+
+    def __init__(self, data: TokenData, *, init_std: float = 0.0) -> None:
+        super().__init__(data)
+        check_range("init_std", init_std, 0)
+        self.head = AttentionHead(len(data.direction), init_std)
 
     def metrics(self) -> dict[str, Metric]:
         """Share of sequences with a positive margin."""
