@@ -121,29 +121,26 @@ class Lanes:
     def evaluate(self, step: int) -> tuple[Tensor, Weights]:
         """Losses of the step's batches, shape (G, R), and gradients by name, shape (G, R, ...)."""
         return self._summed(
-            lambda first, last: self._replayed_gradients(self._batches(step, first, last), self._share(first, last))
+            lambda first, last, share: self._replayed_gradients(self._batches(step, first, last), share)
         )
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """Loss of one lane at other weights, shape (), and its gradients in the parameters' shapes, clipped if set."""
         lane = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
-            lambda first, last: self._gradients(
-                lane, self._batch(step, g, first, last), partial(_outcome_of, self.tasks[g]), self._share(first, last)
+            lambda first, last, share: self._gradients(
+                lane, self._batch(step, g, first, last), partial(_outcome_of, self.tasks[g]), share
             )
         )
         clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
         return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
 
-    def _share(self, first: int, last: int) -> float:
-        """Share of a micro-batch in its batch."""
-        return 1.0 if len(self.cuts) == 1 else (last - first) / self.plan.batch_size
-
-    def _summed(self, part: Callable[[int, int], tuple[Tensor, Weights]]) -> tuple[Tensor, Weights]:
-        """Losses and gradients, summed over the micro-batches."""
+    def _summed(self, part: Callable[[int, int, float], tuple[Tensor, Weights]]) -> tuple[Tensor, Weights]:
+        """Losses and gradients, summed over the micro-batches, which are given by first and last row, and share."""
+        first, *others = ((first, last, (last - first) / self.plan.batch_size) for first, last in self.cuts)
         with self.forward_context():
-            total, grads = part(*self.cuts[0])
-            for cut in self.cuts[1:]:
+            total, grads = part(*first)
+            for cut in others:
                 loss, more = part(*cut)
                 total, grads = total + loss, {name: grads[name] + grad for name, grad in more.items()}
         return total, grads
@@ -166,7 +163,8 @@ class Lanes:
     def _replayed_gradients(self, batch: Any, share: float) -> tuple[Tensor, Weights]:
         """`_gradients` of all lanes, replayed if possible."""
         # Random draws read these tensors: stacked problems differ in them, and a recording does not repeat its draws.
-        places = self._positions() if self.draws else ()
+        places = [task.randomness.position(self.device) for task in self.tasks] if self.draws else []
+        places = [torch.stack(parts) for parts in zip(*places, strict=True)]
 
         def gradients(weights: Weights, batch: Any, places: Sequence[Tensor]) -> tuple[Tensor, Weights]:
             return self._gradients(weights, batch, partial(self._outcome, places=places), share)
@@ -309,16 +307,12 @@ class Lanes:
             raise RuntimeError("the task draws from torch's global generator instead of the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
-    def _positions(self) -> tuple[Tensor, Tensor]:
-        """`BatchRandomness.position` of all problems, shape (G,) each."""
-        before, first = zip(*(task.randomness.position(self.device) for task in self.tasks), strict=True)
-        return torch.stack(before), torch.stack(first)
-
     @without_warning()
     def _outcome(self, weights: Weights, batches: Any, places: Sequence[Tensor] = ()) -> Outcome:
         """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...).
 
-        Batches are stacked, or a list if problems are evaluated one by one; stacked problems draw from `_positions`.
+        Batches are stacked, or a list if problems are evaluated one by one; stacked problems draw at
+        `places` (`BatchRandomness.position`), shape (G,) each.
         """
         if not self.apart and len(self.tasks) > 1:
             return vmap(partial(_outcome_of, self.tasks[0]))(weights, batches, *places)

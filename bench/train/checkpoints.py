@@ -61,21 +61,12 @@ def usable_steps(path: Path | None, *, put_aside: bool) -> int:
     except MemoryError:
         raise  # not a fault of the file
     except Exception as error:
-        if put_aside:
-            _set_aside(path, error)
+        with suppress(OSError):  # another process has just ended the run
+            if put_aside:
+                aside = path.replace(path.with_suffix(".unreadable")).name
+                unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it anyway
+                why = "it holds more than numbers" if unsafe else first_line(error)
+                what = f"the checkpoint {path} cannot be used ({why}); it was renamed to {aside}"
+                remark("warning", f"{what}; training starts from the beginning")
         return 0
     return steps[0]
-
-
-def _set_aside(path: Path, error: Exception) -> None:
-    """Rename an unusable checkpoint, with a warning."""
-    aside = path.with_suffix(".unreadable")
-    with suppress(OSError):  # another process has just ended the run
-        path.replace(aside)
-        unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it anyway
-        why = "it holds more than numbers" if unsafe else first_line(error)
-        remark(
-            "warning",
-            f"the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training starts from the"
-            " beginning",
-        )

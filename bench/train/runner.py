@@ -114,7 +114,11 @@ def run(
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and (stop.signal is not None or was_interrupted(error)):
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        _record_failure(result, writer, error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        result.status = "killed" if interrupted else "failed"
+        result.reason = "interrupted at once" if interrupted else described(error)
+        if writer is not None:
+            writer.leave([result])
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
@@ -279,15 +283,6 @@ def peak_memory() -> dict[str, int]:
     if torch.cuda.is_available():
         peak["gpu"] = torch.cuda.max_memory_allocated()
     return peak
-
-
-def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> None:
-    """Store the run's progress and why it failed."""
-    interrupted = isinstance(error, KeyboardInterrupt)
-    result.status = "killed" if interrupted else "failed"
-    result.reason = "interrupted at once" if interrupted else described(error)
-    if writer is not None:
-        writer.leave([result])
 
 
 def _loggers(config: RunConfig) -> list[Any]:

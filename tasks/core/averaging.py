@@ -77,10 +77,12 @@ class Average:
         """Put the average in place of these weights, which are restored bit for bit."""
         with torch.no_grad():
             trained = [w.detach().clone() for w in weights]
-            _put(weights, self.of(weights))
+            for w, average in zip(weights, self.of(weights), strict=True):
+                w.copy_(average)
         yield
         with torch.no_grad():
-            _put(weights, trained)
+            for w, value in zip(weights, trained, strict=True):
+                w.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint: unsharded tensors, on all ranks."""
@@ -96,11 +98,6 @@ class Average:
     def to(self, device: torch.device) -> None:
         """Move the average to a device."""
         self._kept = [[w.to(device) for w in weights] for weights in self._kept]
-
-
-def _put(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for w, value in zip(weights, values, strict=True):
-        w.copy_(value)
 
 
 def _precise(w: Tensor, copy: bool = False) -> Tensor:

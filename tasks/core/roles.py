@@ -36,12 +36,7 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
         if cut > 1 and (p.ndim < 2 or p.shape[-2] % cut):
             raise ValueError(f"{type(model).__name__}: {name} of shape {tuple(p.shape)} cannot be cut into {cut}")
         declared: Role | None = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
-        default = _default(modules[name.rpartition(".")[0]], p.ndim)
+        is_embedding = isinstance(modules[name.rpartition(".")[0]], _EMBEDDINGS)
+        default: Role = "vector" if p.ndim < 2 else "embedding" if is_embedding else "matrix"
         parameters.append(Parameter(name, tuple(p.shape), declared or default, cut))
     return parameters
-
-
-def _default(module: nn.Module, dimensions: int) -> Role:
-    if dimensions < 2:
-        return "vector"
-    return "embedding" if isinstance(module, _EMBEDDINGS) else "matrix"
