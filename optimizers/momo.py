@@ -75,7 +75,12 @@ class MoMo(StepSizeOptimizer):
         loss_value = as_tensor(value, norm)
         params = [p for _, members in groups for p in members]
         grads = [p.grad for p in params if p.grad is not None]
-        directions = self._averaged(params, grads)
+        for p, g in zip(params, grads, strict=True):
+            if "direction" in self.state[p]:
+                self.state[p]["direction"].lerp_(g, 1 - self.beta)
+            else:
+                self.state[p]["direction"] = g.clone()
+        directions = [self.state[p]["direction"] for p in params]
         now = torch.stack([loss_value, global_dot(grads, params).to(norm)])
         before = self.param_groups[0]["model"]
         model = now if before is None else self.beta * before.to(now) + (1 - self.beta) * now
@@ -90,15 +95,6 @@ class MoMo(StepSizeOptimizer):
             if group["weight_decay"] != 0:
                 torch._foreach_mul_(members, 1 / decayed)
         return value
-
-    def _averaged(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """The averaged gradients, updated with these."""
-        for p, g in zip(params, grads, strict=True):
-            if "direction" in self.state[p]:
-                self.state[p]["direction"].lerp_(g, 1 - self.beta)
-            else:
-                self.state[p]["direction"] = g.clone()
-        return [self.state[p]["direction"] for p in params]
 
 
 def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from optimizers import pure
-from optimizers.norms import scalar_dtype, whole
+from optimizers.norms import cut_like, scalar_dtype, whole
 from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
@@ -134,7 +134,7 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
         exact = stacked.to(scalar_dtype(stacked.dtype))
         done = orthogonalised(exact, hparams["ns_steps"], bf16=hparams["bf16"]).to(stacked.dtype) * scale
         moves |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
-    return [_sharded_as(moves[i], t) for i, t in enumerate(tensors)]
+    return [cut_like(moves[i], t, None) for i, t in enumerate(tensors)]
 
 
 def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
@@ -150,13 +150,3 @@ def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if transposed else x
-
-
-def _sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """An unsharded tensor, sharded as `like` is; every rank has all of it, so nothing is communicated."""
-    if not hasattr(like, "full_tensor"):
-        return tensor
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

@@ -22,6 +22,19 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+def cut_like(tensor: Tensor, like: Tensor, source: int | None = 0) -> Tensor:
+    """A tensor, sharded as `like` is; itself if it is sharded already, or `like` is not.
+
+    All ranks call this at once: they get their parts from the rank `source`, or, with None, cut their own copies.
+    """
+    if hasattr(tensor, "full_tensor") or not hasattr(like, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=source)
+
+
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all elements of all dense real tensors together, over all shards; 0 for an empty list.
 

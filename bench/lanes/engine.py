@@ -257,7 +257,7 @@ class Lanes:
             "evaluations": self.evaluations.tolist(),
             "stepper": self.stepper.state_dict(),
             "average": self.average and self.average.state_dict(),
-            "observers": [[observer.state_dict() for observer in row] for row in self.observers],
+            "observers": [[{"kept": observer.kept} for observer in row] for row in self.observers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,7 +272,7 @@ class Lanes:
             self.average.load_state_dict(state["average"], self._of_average())
         for row, states in zip(self.observers, state["observers"], strict=True):
             for observer, saved in zip(row, states, strict=True):
-                observer.load_state_dict(saved)
+                observer.kept = dict(saved["kept"])
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         why = f"{config.task} has no heads with their own attention to observe"
         raise UserError(f"--trainer.observe {trainer.observe}: {why}")
     steps = min(x for x in (trainer.max_steps, epochs) if x is not None)
+    schedule = Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor, trainer.decay)
     return TrainingPlan(
         make_optimizer=_maker(config, parts, parameters),
         parts=parts,
@@ -80,7 +81,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         data_seed=config.data_seed,
         seed=config.seed,
         clip=trainer.gradient_clip_val,
-        schedule=schedule_of(config, steps),
+        schedule=schedule if trainer.is_scheduled and not config.traits.unscheduled else None,
         average=average_of(config, steps, per_epoch),
         step_keywords=config.step_keywords,
         measure_every=trainer.measure_every,
@@ -128,14 +129,6 @@ def _maker(
             raise option_error("opt", error, config.opt_options) from error
 
     return maker
-
-
-def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
-    """The schedule of the learning rate, or None."""
-    trainer = config.trainer
-    if not trainer.is_scheduled or config.traits.unscheduled:
-        return None
-    return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor, trainer.decay)
 
 
 def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from optimizers.norms import whole
-from tasks.core.sharding import cut_like
+from optimizers.norms import cut_like, whole
 
 Kind = Literal["ema", "lawa"]
 

@@ -26,15 +26,7 @@ class Observer:
 
     def __init__(self, task: Any, steps: Sequence[int]) -> None:
         self.task, self.steps = task, list(steps)
-        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that later measurements need."""
-        return {"kept": self.kept}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore that state."""
-        self.kept = dict(state["kept"])
+        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by step; all that later measurements need
 
     def note(self, done: int, weights: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
         """Measure after a number of steps, if due.

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from optimizers.norms import whole
+from optimizers.norms import cut_like, whole
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -57,13 +56,6 @@ class ShardedStrategy(ModelParallelStrategy):
             params = [p for group in optimizer.param_groups for p in group["params"]]
             cut = {i: {k: _cut_state(v, params[i]) for k, v in values.items()} for i, values in state["state"].items()}
             optimizer.load_state_dict({**state, "state": cut})
-
-
-def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor, sharded as `like` is (on all ranks at once); itself if `like` is not sharded."""
-    if isinstance(like, DTensor) and not isinstance(tensor, DTensor):
-        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
-    return tensor
 
 
 def _cut_state(value: Any, param: Tensor) -> Any:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from optimizers.groups import Parameter, Role
-from optimizers.norms import whole
+from optimizers.norms import cut_like, whole
 from tasks.core.attention import Maps, MultiHeadAttention
 from tasks.core.averaging import Average
 from tasks.core.data import TaskData
@@ -22,7 +22,6 @@ from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness, use_batch_dropout
 from tasks.core.roles import described
-from tasks.core.sharding import cut_like
 from tasks.core.training_step import Loop, Outcome, Record, TrainingPlan, evaluation_weights
 
 EVALUATED_ON_CPU = 200
@@ -257,7 +256,7 @@ class Task(pl.LightningModule, ABC):
         checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
         checkpoint["average"] = self.average and self.average.state_dict()
         if self.observer is not None:
-            checkpoint["observer"] = self.observer.state_dict()
+            checkpoint["observer"] = {"kept": self.observer.kept}
         checkpoint.pop("loops", None)
 
     @final
@@ -269,4 +268,4 @@ class Task(pl.LightningModule, ABC):
         if self.average is not None:
             self.average.load_state_dict(checkpoint["average"], self.averaged())
         if self.observer is not None:
-            self.observer.load_state_dict(checkpoint["observer"])
+            self.observer.kept = dict(checkpoint["observer"]["kept"])
