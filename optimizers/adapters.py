@@ -70,7 +70,6 @@ def _converts(kind: Any) -> bool:
 
 
 def _constructor(constructor: Callable[..., Any], kinds: Mapping[str, list[Any]]) -> Any:
-    """The constructor with settings converted to arguments of these types."""
 
     @wraps(constructor)
     def converting(self: Any, *arguments: Any, **keywords: Any) -> None:

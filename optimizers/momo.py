@@ -50,7 +50,7 @@ class MoMo(StepSizeOptimizer):
         check_range("f_star", f_star, -float("inf"), open_low=True)
         # f_bar and gamma are shared by all groups. The first group stores them: loading would round values in `state`.
         self.beta, self.f_star = beta, f_star
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, model=None), fused)
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, model=None, fused=fused))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "beta": self.beta, "f_star": self.f_star}
@@ -91,7 +91,7 @@ class MoMo(StepSizeOptimizer):
             raw = _raw_step(model, self.f_star, product, length, decayed)
             if i == 0:
                 self.step_sizes = (raw, raw.clamp(max=group["lr"]))
-            self._descend(members, [self.state[p]["direction"] for p in members], raw.clamp(max=group["lr"]))
+            self._descend(group, members, [self.state[p]["direction"] for p in members], raw.clamp(max=group["lr"]))
             if group["weight_decay"] != 0:
                 torch._foreach_mul_(members, 1 / decayed)
         return value

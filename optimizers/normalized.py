@@ -44,7 +44,8 @@ class SNGD(StepSizeOptimizer):
         *,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(params, dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay), fused)
+        defaults = dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay, fused=fused)
+        super().__init__(params, defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
@@ -73,13 +74,13 @@ class SNGD(StepSizeOptimizer):
                 torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
             grads = [p.grad for p in params]
             if group["momentum"] == 0:
-                self._descend(params, grads, raw.clamp(max=cap))
+                self._descend(group, params, grads, raw.clamp(max=cap))
             else:
                 unit_step = safe_divide(1.0, norm).clamp(max=cap / lr if lr > 0 else float("inf"))
                 buffers = self._buffers(params)
                 torch._foreach_mul_(buffers, group["momentum"])
-                self._descend(buffers, grads, -unit_step)
-                self._descend(params, buffers, torch.full_like(norm, lr))
+                self._descend(group, buffers, grads, -unit_step)
+                self._descend(group, params, buffers, torch.full_like(norm, lr))
         return loss
 
 

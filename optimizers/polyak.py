@@ -49,7 +49,7 @@ class _Polyak(StepSizeOptimizer, ABC):
             step_sizes = self._sizes(loss_value, norm, group)
             if i == 0:
                 self.step_sizes = step_sizes
-            self._descend(params, [p.grad for p in params], step_sizes[1])
+            self._descend(group, params, [p.grad for p in params], step_sizes[1])
         return value
 
 
@@ -90,7 +90,7 @@ class SPS(_Polyak):
     ) -> None:
         defaults = dict(lr=lr, c=c, max_step=max_step, f_star=f_star, gamma=gamma, batches_per_epoch=batches_per_epoch)
         # The last step, for smoothing, is in the group: loading would round a value in `state` to a parameter's dtype.
-        super().__init__(params, defaults | {"last_step": None}, fused)
+        super().__init__(params, defaults | dict(last_step=None, fused=fused))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -182,7 +182,7 @@ class LengthSPS(_Polyak):
         self, params: Iterable[Any], lr: float = 1.0, c: float = 0.5, max_length: float = float("inf"),
         f_star: float = 0.0,
     ) -> None:  # fmt: skip
-        super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star), None)
+        super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

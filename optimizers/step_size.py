@@ -1,6 +1,6 @@
 """Common part of normalised and Polyak methods: one scalar step for all parameters, applied without temporaries."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,22 +69,9 @@ class StepSizeOptimizer(CheckedOptimizer):
     Attributes:
         step_sizes: after a step, the pair (raw, applied) of the first group's step before and after its cap,
             0-dim tensors on the gradient's device (reading them is the caller's host synchronisation); None before.
-        fused: whether the update may run as one fused kernel; False takes the plain loop over parameters.
     """
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], fused: bool | None) -> None:
-        self.fused = fused
-        self.step_sizes: tuple[Tensor, Tensor] | None = None
-        super().__init__(params, defaults)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # torch's own drops unknown attributes, so a copy would lose `fused`.
-        return {**super().__getstate__(), "fused": self.fused}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.setdefault("fused", None)
-        self.__dict__.setdefault("step_sizes", None)
+    step_sizes: tuple[Tensor, Tensor] | None = None
 
     def _loss(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         """The loss, of the closure if there is one; without either a ValueError."""
@@ -103,13 +90,18 @@ class StepSizeOptimizer(CheckedOptimizer):
         # In float32 at least: a norm in half precision would round the step, or overflow.
         return groups, global_norm(grads) if norm is None else norm.to(scalar_dtype(norm.dtype))
 
-    def _descend(self, params: Sequence[Tensor], directions: Sequence[Tensor | None], step: Tensor) -> None:
-        """Update p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device."""
+    def _descend(
+        self, group: dict[str, Any], params: Sequence[Tensor], directions: Sequence[Tensor | None], step: Tensor
+    ) -> None:
+        """Update p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device.
+
+        It runs as one fused kernel where the tensors allow it, unless the group's `fused` is False.
+        """
         params = [to_local(p) for p in params]
         directions = [to_local(d) for d in directions if d is not None]
         fusable: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for p, d in zip(params, directions, strict=True):
-            if self.fused is not False and _fusable(p, d):
+            if group.get("fused") is not False and _fusable(p, d):
                 ps, ds = fusable.setdefault((p.device, p.dtype), ([], []))
                 ps.append(p)
                 ds.append(d)

@@ -354,7 +354,6 @@ class Lanes:
             self.weights |= trained
 
     def _of_average(self) -> list[Tensor]:
-        """The current values of the averaged weights."""
         return [self.weights[name] for name in self.averaged]
 
 

@@ -221,7 +221,6 @@ class Recorder(Watcher):
         self.progress.validated(self.result.steps, task.data.select, values)
 
     def _agree(self, trainer: pl.Trainer) -> None:
-        """Stop on a signal or at the time limit."""
         over = self.max_seconds is not None and self.result.train_s >= self.max_seconds
         number, timeout = self.agree(trainer, over)
         self._clock()

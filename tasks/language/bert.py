@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,10 +19,8 @@ from tasks.core.files import DataError, one_line
 from tasks.core.tables import sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
+from tasks.language.labelled_text import TextBatch, TextData
 from tasks.language.tokenizer import model_folder
-
-if TYPE_CHECKING:
-    from tasks.language.labelled_text import TextBatch, TextData
 
 _FAMILY = ("bert", "roberta")
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -58,7 +56,7 @@ class Encoder(Task):
 
     def __init__(
         self,
-        data: "TextData",
+        data: TextData,
         *,
         model: str = "bert-base-uncased",
         scratch: bool = False,
@@ -129,7 +127,7 @@ class Encoder(Task):
         """The model's name, and the SHA-256 of its weights where they are pretrained."""
         return self._facts
 
-    def encode(self, batch: "TextBatch") -> Any:
+    def encode(self, batch: TextBatch) -> Any:
         """The output of transformers' model for the texts."""
         if self._before_first is None:
             positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
@@ -153,7 +151,7 @@ class TextClassifier(Encoder):
     AUTO = AutoModelForSequenceClassification
     DRAWN = "classifier."
 
-    def loss(self, batch: "TextBatch") -> Outcome:
+    def loss(self, batch: TextBatch) -> Outcome:
         """Mean cross-entropy of the logits."""
         logits = self.encode(batch).logits
         return Outcome(cross_entropy(logits, batch.labels), logits, batch.labels)
@@ -181,7 +179,6 @@ AttentionInterface.register(_ATTENTION, _attention)
 
 
 def _folder_with(model: str, needed: list[str]) -> Path:
-    """The folder with these files of a model."""
     folder = model_folder(
         model, needed, lambda folder: all((folder / name).is_file() for name in needed), " and ".join(needed)
     )
@@ -191,7 +188,7 @@ def _folder_with(model: str, needed: list[str]) -> Path:
     return folder
 
 
-def _config_of(model: str, folder: Path, data: "TextData") -> Any:
+def _config_of(model: str, folder: Path, data: TextData) -> Any:
     """The configuration of a model, which must fit the data."""
     try:
         config: Any = AutoConfig.from_pretrained(folder)
@@ -206,7 +203,6 @@ def _config_of(model: str, folder: Path, data: "TextData") -> Any:
 
 
 def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how: dict[str, Any]) -> Any:
-    """The model with the folder's weights."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -181,7 +181,6 @@ class _Text(NamedTuple):
 
 
 def _splits(source: TextSource, files: Mapping[str, Sequence[Path]]) -> dict[str, _Text]:
-    """The text of each split."""
     texts = {split: _Text(source, paths) for split, paths in files.items()}
     if "val" not in texts:
         whole = texts["train"]

@@ -128,7 +128,6 @@ class TextData(TaskData):
         return Tokenizer.from_str(record["tokenizer"])
 
     def _truncate(self, max_length: int) -> None:
-        """Set how the tokenizer truncates long texts."""
         self.tokenizer.enable_truncation(max_length)
 
     def _encoded(self, split: str) -> Rows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import log
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,7 @@ from tasks.core.attention import MultiHeadAttention, check_counts, head_size
 from tasks.core.roles import COMPOSITION
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.language.corpus import IGNORED
-
-if TYPE_CHECKING:
-    from tasks.language.corpus import CorpusData, TokenBatch
+from tasks.language.corpus import IGNORED, CorpusData, TokenBatch
 
 
 class MLP(nn.Module):
@@ -114,7 +111,7 @@ class LanguageModel(Task):
 
     def __init__(
         self,
-        data: "CorpusData",
+        data: CorpusData,
         *,
         layers: int = 4,
         width: int = 128,
@@ -156,7 +153,7 @@ class LanguageModel(Task):
         ]
         self.model = Decoder(data.vocab_size, width, blocks, tied, dropout)
 
-    def loss(self, batch: "TokenBatch") -> Outcome:
+    def loss(self, batch: TokenBatch) -> Outcome:
         """Nats per token; as predictions the nats of each row, shape (rows,), and as labels `TokenBatch.sizes`."""
         logits_BTV = self.model(batch.ids)
         nats = cross_entropy(
