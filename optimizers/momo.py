@@ -1,7 +1,7 @@
 """MoMo: a Polyak step along averaged gradients, with a model of the loss from past batches."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class MoMo(StepSizeOptimizer):
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
     """
 
+    RANGES: ClassVar = {"lr": "[0, inf)", "weight_decay": "[0, inf)"}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -59,8 +61,6 @@ class MoMo(StepSizeOptimizer):
         for name in ("beta", "f_star"):
             if name in group:
                 raise ValueError(f"{name}={group[name]}: MoMo has one {name} for all parameters")
-        check_range("lr", group["lr"], 0)
-        check_range("weight_decay", group["weight_decay"], 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:

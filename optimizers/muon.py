@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from optimizers import pure
 from optimizers.norms import cut_like, scalar_dtype, whole
 from optimizers.pure import Hparams, State, Tensors
-from optimizers.step_size import CheckedOptimizer, check_range, run_closure
+from optimizers.step_size import CheckedOptimizer, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """The quintic iteration's, by Jordan et al., with the largest slope at 0 that keeps singular values near 1."""
@@ -50,6 +50,8 @@ class Muon(CheckedOptimizer):
             be cut into the pieces of its group.
     """
 
+    RANGES: ClassVar = {"lr": "[0, inf)", "momentum": "[0, 1)", "weight_decay": "[0, inf)", "ns_steps": "[0, 100)"}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -65,10 +67,6 @@ class Muon(CheckedOptimizer):
         super().__init__(params, settings | dict(ns_steps=ns_steps, adjust=adjust, bf16=bf16, pieces=1))
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("momentum", group["momentum"], 0, 1, open_high=True)
-        check_range("weight_decay", group["weight_decay"], 0)
-        check_range("ns_steps", group["ns_steps"], 0, 100, open_high=True)
         for p in group["params"]:
             if p.ndim < 2:
                 what = f"Muon updates matrices, and a parameter has the shape {tuple(p.shape)}"

@@ -1,7 +1,7 @@
 """Normalised gradient descent: the step's length is set by `lr`, not by the gradient's size."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from optimizers import pure
 from optimizers.norms import global_norm
 from optimizers.pure import Hparams, Norm, State, Tensors
-from optimizers.step_size import CheckedOptimizer, StepSizeOptimizer, check_range, run_closure, safe_divide
+from optimizers.step_size import CheckedOptimizer, StepSizeOptimizer, run_closure, safe_divide
 
 
 class SNGD(StepSizeOptimizer):
@@ -34,6 +34,8 @@ class SNGD(StepSizeOptimizer):
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
     """
 
+    RANGES: ClassVar = {"lr": "[0, inf)", "max_step": "(0, inf]", "momentum": "[0, 1]", "weight_decay": "[0, inf)"}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -46,12 +48,6 @@ class SNGD(StepSizeOptimizer):
     ) -> None:
         defaults = dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay, fused=fused)
         super().__init__(params, defaults)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("max_step", group["max_step"], 0, open_low=True, allow_inf=True)
-        check_range("momentum", group["momentum"], 0, 1)
-        check_range("weight_decay", group["weight_decay"], 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
@@ -139,12 +135,10 @@ class SeparateNGD(CheckedOptimizer):
         power: exponent of the decay, in [0, inf); 0 for a constant step.
     """
 
+    RANGES: ClassVar = {"lr": "[0, inf)", "power": "[0, inf)"}
+
     def __init__(self, params: Iterable[Any], lr: float = 0.01, power: float = 0.0) -> None:
         super().__init__(params, dict(lr=lr, power=power, steps=0))
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("power", group["power"], 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,7 @@ from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe
 class _Polyak(StepSizeOptimizer, ABC):
     """Base of the methods whose step is `_sizes` of loss and norm."""
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("c", group["c"], 0, open_low=True)
-        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
+    RANGES: ClassVar = {"lr": "[0, inf)", "c": "(0, inf)", "f_star": "(-inf, inf)"}
 
     @abstractmethod
     def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -76,6 +73,8 @@ class SPS(_Polyak):
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
     """
 
+    RANGES: ClassVar = {**_Polyak.RANGES, "max_step": "(0, inf]", "batches_per_epoch": "[1, inf)"}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -93,11 +92,8 @@ class SPS(_Polyak):
         super().__init__(params, defaults | dict(last_step=None, fused=fused))
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_range("max_step", group["max_step"], 0, open_low=True, allow_inf=True)
         if group["gamma"] != 0:
             check_range("gamma (0 turns smoothing off)", group["gamma"], 1, open_low=True)
-        check_range("batches_per_epoch", group["batches_per_epoch"], 1)
 
     def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         step_sizes, group["last_step"] = _step_sizes(loss, norm, group["last_step"], group)
@@ -178,15 +174,13 @@ class LengthSPS(_Polyak):
         f_star: lower bound of the batch's loss, a finite number.
     """
 
+    RANGES: ClassVar = {**_Polyak.RANGES, "max_length": "(0, inf]"}
+
     def __init__(
         self, params: Iterable[Any], lr: float = 1.0, c: float = 0.5, max_length: float = float("inf"),
         f_star: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star))
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_range("max_length", group["max_length"], 0, open_low=True, allow_inf=True)
 
     def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return _sizes_by_length(loss, norm, group)

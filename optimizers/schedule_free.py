@@ -1,14 +1,14 @@
 """Schedule-free AdamW: an average of the iterates in place of a schedule."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from optimizers import pure
 from optimizers.pure import Hparams, State, Tensors
-from optimizers.step_size import CheckedOptimizer, check_range, run_closure
+from optimizers.step_size import CheckedOptimizer, run_closure
 from optimizers.torch_updates import average_square, correction
 
 
@@ -35,6 +35,8 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         warmup_steps: steps over which lr rises linearly, at least 0.
     """
 
+    RANGES: ClassVar = dict.fromkeys(("lr", "eps", "weight_decay", "warmup_steps"), "[0, inf)") | {"betas": "[0, 1)"}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -47,14 +49,6 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
         # Python numbers, which loading does not round: steps done, sum of the weights of x.
         super().__init__(params, defaults | dict(done=0, weight_sum=0.0, training=True))
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        for beta in group["betas"]:
-            check_range("betas", beta, 0, 1, open_high=True)
-        check_range("eps", group["eps"], 0)
-        check_range("weight_decay", group["weight_decay"], 0)
-        check_range("warmup_steps", group["warmup_steps"], 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

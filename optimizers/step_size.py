@@ -1,7 +1,7 @@
 """Common part of normalised and Polyak methods: one scalar step for all parameters, applied without temporaries."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,16 +34,24 @@ def check_range(
 
 
 class CheckedOptimizer(Optimizer):
-    """Base of optimizers that validate the hyperparameters of each group."""
+    """Base of optimizers that validate the hyperparameters of each group: those in `RANGES` lie in an interval."""
+
+    RANGES: ClassVar[Mapping[str, str]] = {}
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Raise ValueError for an illegal hyperparameter or parameter of a group."""
+        """Raise ValueError for another reason than an illegal number."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; one with an illegal hyperparameter or parameter raises ValueError and is not added."""
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
         try:
-            self._check_group(self.param_groups[-1])
+            for name, interval in self.RANGES.items():
+                low, high = map(float, interval[1:-1].split(", "))
+                ends = dict(open_low=interval[0] == "(", open_high=interval[-1] == ")", allow_inf=interval[-1] == "]")
+                for value in group[name] if isinstance(group[name], tuple | list) else [group[name]]:
+                    check_range(name, value, low, high, **ends)
+            self._check_group(group)
         except ValueError:
             self.param_groups.pop()
             raise
