@@ -109,15 +109,13 @@ class Hybrid(Optimizer):
 
     def eval(self) -> None:
         """Switch parts with separate evaluation weights to them."""
-        self._switch("eval")
+        for part in self.parts:
+            getattr(part, "eval", lambda: None)()
 
     def train(self) -> None:
         """Switch them back."""
-        self._switch("train")
-
-    def _switch(self, mode: str) -> None:
         for part in self.parts:
-            getattr(part, mode, lambda: None)()
+            getattr(part, "train", lambda: None)()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of all parts."""

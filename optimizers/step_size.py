@@ -33,6 +33,14 @@ def check_range(
         raise ValueError(f"{name}={value} is out of range: it must be in {left}{low:g}, {high:g}{right}")
 
 
+def check_ranges(**values: tuple[float, str]) -> None:
+    """Raise a ValueError with the first value outside its interval, such as "[0, inf)", that follows it."""
+    for name, (value, interval) in values.items():
+        low, high = map(float, interval[1:-1].split(", "))
+        ends = dict(open_low=interval[0] == "(", open_high=interval[-1] == ")", allow_inf=interval[-1] == "]")
+        check_range(name, value, low, high, **ends)
+
+
 class CheckedOptimizer(Optimizer):
     """Base of optimizers that validate the hyperparameters of each group: those in `RANGES` lie in an interval."""
 
@@ -47,10 +55,8 @@ class CheckedOptimizer(Optimizer):
         group = self.param_groups[-1]
         try:
             for name, interval in self.RANGES.items():
-                low, high = map(float, interval[1:-1].split(", "))
-                ends = dict(open_low=interval[0] == "(", open_high=interval[-1] == ")", allow_inf=interval[-1] == "]")
                 for value in group[name] if isinstance(group[name], tuple | list) else [group[name]]:
-                    check_range(name, value, low, high, **ends)
+                    check_ranges(**{name: (value, interval)})
             self._check_group(group)
         except ValueError:
             self.param_groups.pop()

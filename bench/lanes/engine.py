@@ -62,15 +62,14 @@ class Lanes:
         self.steps_done = 0
         self.alive = np.ones(self.shape, dtype=bool)
         self.evaluations = np.zeros(self.shape, dtype=int)
+        self.orders = list[BatchOrder]()
         for task, (plan, *_) in zip(self.tasks, self.plans, strict=True):
+            data = task.data
             use_batch_dropout(task, task.randomness)
             task.randomness.seed = plan.seed
             task.to(device, dtype).train()
-            task.data.to(device, dtype)
-        self.orders = [
-            BatchOrder(task.data.sizes["train"], plan.batch_size, plan.data_seed, device, task.data.lengths)
-            for task, (plan, *_) in zip(self.tasks, self.plans, strict=True)
-        ]
+            data.to(device, dtype)
+            self.orders.append(BatchOrder(data.sizes["train"], plan.batch_size, plan.data_seed, device, data.lengths))
         R = len(self.plans[0])
         starts = [dict(task.named_parameters()) for task in self.tasks]
         self.trained = [name for name, p in starts[0].items() if p.requires_grad]

@@ -138,9 +138,14 @@ class Recorder(Watcher):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
         rows = rows[: seen.steps]
+        first = self.result.steps + 1
         self.watch.take(seen)
         self.watch.computed(pl_module.evaluations - pl_module.steps_done)
-        self._record(rows)
+        if self.writer is not None:
+            self.writer.append_curve(rows[:, None])
+        for logger in self.loggers:
+            for step, values in enumerate(rows.tolist(), first):
+                logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
         self._record_measurements(pl_module)
         self._clock()
         self.progress.update(self.result.cost, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
@@ -179,15 +184,6 @@ class Recorder(Watcher):
         self._clock()
 
     # -- records and decisions ------------------------------------------------------------------------------------
-
-    def _record(self, rows: NDArray[np.float64]) -> None:
-        """Add the last steps to the curve; shape (S, 4)."""
-        if self.writer is not None:
-            self.writer.append_curve(rows[:, None])
-        first = self.result.steps - len(rows) + 1
-        for logger in self.loggers:
-            for step, values in enumerate(rows.tolist(), first):
-                logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
 
     def _record_measurements(self, task: Task) -> None:
         """Keep measurements up to the last valid step."""

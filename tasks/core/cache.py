@@ -18,19 +18,14 @@ Entry = tuple[Mapping[str, NDArray[Any]], dict[str, Any]]
 FORMAT = 5  # incremented when the content or format of the cache changes
 
 
-def cache_folder() -> Path:
-    """Folder of cached tokens: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
-    named = os.environ.get("BENCH_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
-
-
 def cached(digest: str, meaning: Any, make: Callable[[], Entry]) -> Entry:
     """What `make` computes from the text with this digest, from the cache or anew: arrays by name, and plain values.
 
     They depend on the text and on the plain values of `meaning`. The arrays are memory-mapped, private to the process.
-    Several processes may request an entry at once.
+    Several processes may request an entry at once. The cache is in $BENCH_CACHE, or in the user's `~/.cache`.
     """
-    path = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}.pt"
+    folder = Path(os.environ.get("BENCH_CACHE") or Path.home() / ".cache" / "attention-optimizer-bench")
+    path = folder / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}.pt"
     with _alone(path):
         entry = _load(path)
         if entry is None:

@@ -12,12 +12,12 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.groups import Role
-from optimizers.step_size import check_range
+from optimizers.step_size import check_ranges
 from tasks.core.data import TensorData
 from tasks.core.order import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
-from tasks.theory.token_classifier import check_sizes, logistic_loss
+from tasks.theory.token_classifier import logistic_loss
 
 
 class Samples(NamedTuple):
@@ -81,11 +81,9 @@ class MixtureData(SequenceData):
         nu_norm: float = 1.0,
         sigma: float = 0.2,
     ) -> None:
-        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), M=(M, 1), d=(d, M + 2))
-        check_range("zeta", zeta, 0, 1, open_low=True)
-        check_range("S", S, 0, open_low=True)
-        check_range("nu_norm", nu_norm, 0)
-        check_range("sigma", sigma, 0)
+        check_ranges(n=(n, "[1, inf)"), n_test=(n_test, "[1, inf)"), T=(T, "[2, inf)"), M=(M, "[1, inf)"))
+        check_ranges(d=(d, f"[{M + 2}, inf)"), zeta=(zeta, "(0, 1]"), S=(S, "(0, inf)"))
+        check_ranges(nu_norm=(nu_norm, "[0, inf)"), sigma=(sigma, "[0, inf)"))
         if round(zeta * T) < 1:
             raise ValueError(f"zeta={zeta} is out of range: round(zeta T) must be at least 1, with T={T}")
         directions = torch.randn(d, M + 2, generator=_generator(seed, "means"), dtype=torch.float64)
@@ -130,9 +128,8 @@ class PlantedData(SequenceData):
         W_norm: float = 5.0,
         U_norm: float = 5.0,
     ) -> None:
-        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 1))
-        check_range("W_norm", W_norm, 0)
-        check_range("U_norm", U_norm, 0, open_low=True)
+        check_ranges(n=(n, "[1, inf)"), n_test=(n_test, "[1, inf)"), T=(T, "[2, inf)"), d=(d, "[1, inf)"))
+        check_ranges(W_norm=(W_norm, "[0, inf)"), U_norm=(U_norm, "(0, inf)"))
         generator = _generator(seed, "head")
         W = torch.randn(d, d, generator=generator, dtype=torch.float64)
         U = torch.randn(T, d, generator=generator, dtype=torch.float64)
@@ -207,9 +204,8 @@ class Heads(nn.Module):
 def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
     """Phi(X) at K points, shape (B, K): the heads of all points are computed as one model.
 
-    The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
-    within rounding of 1. As in `attended_mean`, the sum is therefore taken of differences to a
-    constant, here to the mean itself: rounded, it is then the value under the largest weight, and needs no search.
+    As in `attended_mean`, whose gradient survives saturation too, the sum over tokens is taken of differences to a
+    constant, here to the rounded mean.
     """
     K, H, T, _ = U_KHTd.shape
     W_dHd, U_Qd = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1))
@@ -240,8 +236,7 @@ class MultiHeadClassifier(Task):
 
     def __init__(self, data: SequenceData, *, H: int = 1, init_std: float = 0.0) -> None:
         super().__init__(data)
-        check_range("H", H, 1)
-        check_range("init_std", init_std, 0)
+        check_ranges(H=(H, "[1, inf)"), init_std=(init_std, "[0, inf)"))
         T, d = data.splits["train"][0].shape[1:]
         self.heads = Heads(H, T, d, init_std)
 

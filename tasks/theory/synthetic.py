@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizers.groups import Role
-from optimizers.step_size import check_range
+from optimizers.step_size import check_ranges
 from tasks.theory.max_margin import Optimum, or_reason, separator
 from tasks.theory.token_classifier import (
     Sequences,
@@ -63,8 +63,7 @@ class FixedDecoderData(TokenData):
         gap: float = 1.0,
         **sizes: int,
     ) -> None:
-        check_range("sigma", sigma, 0, 1e100)
-        check_range("gap", gap, 0, 1e100)
+        check_ranges(sigma=(sigma, "[0, 1e100]"), gap=(gap, "[0, 1e100]"))
         self.recipe, self.sigma, self.gap = recipe, sigma, gap
         super().__init__(root, seed, **sizes)
         self.loss_offset = {
@@ -135,8 +134,7 @@ class MixtureTokenData(TokenData):
     def __init__(
         self, root: Any = None, seed: int = 0, *, sigma: float = 0.25, mu_norm: float = 2.0, **sizes: int
     ) -> None:
-        check_range("sigma", sigma, 0)
-        check_range("mu_norm", mu_norm, 0)
+        check_ranges(sigma=(sigma, "[0, inf)"), mu_norm=(mu_norm, "[0, inf)"))
         self.sigma, self.mu_norm = sigma, mu_norm
         super().__init__(root, seed, **sizes)
 

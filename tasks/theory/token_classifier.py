@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
-from optimizers.step_size import check_range
+from optimizers.step_size import check_ranges
 from tasks.core.data import TensorData
 from tasks.core.order import derive_seed
 from tasks.core.task import Task
@@ -56,7 +56,7 @@ class TokenData(TensorData):
     def __init__(
         self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64
     ) -> None:
-        check_sizes(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2))
+        check_ranges(n=(n, "[1, inf)"), n_test=(n_test, "[1, inf)"), T=(T, "[2, inf)"), d=(d, "[2, inf)"))
         generator = torch.Generator().manual_seed(derive_seed(seed, self.stream))
         self.direction = on_sphere(generator, d)
         super().__init__({split: self.draw(generator, size, T) for split, size in (("train", n), ("test", n_test))})
@@ -82,12 +82,6 @@ class TokenData(TensorData):
     def facts(self) -> dict[str, Any]:
         """Whether the max-margin problems were solved, and the solutions' norms and accuracy."""
         return {name: fact(direction) for name, direction in self.directions().items()}
-
-
-def check_sizes(**sizes: tuple[int, int]) -> None:
-    """Raise ValueError with the first value that is below its minimum, which follows it."""
-    for name, (value, least) in sizes.items():
-        check_range(name, value, least)
 
 
 def on_sphere(generator: torch.Generator, *shape: int) -> Tensor:
@@ -156,7 +150,7 @@ class TokenClassifier(Task):
 
     def __init__(self, data: TokenData, *, init_std: float = 0.0) -> None:
         super().__init__(data)
-        check_range("init_std", init_std, 0)
+        check_ranges(init_std=(init_std, "[0, inf)"))
         self.head = AttentionHead(len(data.direction), init_std)
 
     def metrics(self) -> dict[str, Metric]:
