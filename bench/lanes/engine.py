@@ -6,7 +6,7 @@ update then steps all lanes at once; without one, each lane's own `torch.optim` 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -335,12 +335,12 @@ class Lanes:
     @contextmanager
     def _in_eval_mode(self, switch: bool = True) -> Iterator[None]:
         """Put all models into eval mode; with `switch`, use the evaluation weights instead of the training weights."""
-        with ExitStack() as stack:
-            for task in self.tasks:
-                stack.enter_context(task.in_eval_mode(switch=False))
-            if switch:
-                stack.enter_context(self._evaluation_weights())
+        for task in self.tasks:
+            task.eval()
+        with self._evaluation_weights() if switch else nullcontext():
             yield
+        for task in self.tasks:
+            task.train()
 
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:

@@ -29,11 +29,6 @@ class LanesModule(pl.LightningModule):
         self.measured: list[tuple[list[int], dict[str, Tensor]]] = []
         self._noted: list[tuple[int, Weights]] = []
 
-    @property
-    def steps_done(self) -> int:
-        """Number of optimizer steps taken."""
-        return self.lanes.steps_done
-
     def configure_optimizers(self) -> list[Any]:
         """No optimizers for Lightning: the lanes step themselves."""
         return []

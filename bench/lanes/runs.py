@@ -110,7 +110,7 @@ def train_block(
         with quiet():
             trainer = make_trainer(first, [recorder])
             several = first.traits.calls_closure_again  # so lanes may spend their budgets at any step
-            steps = StepRanges(module, recorder.val_every, 1 if several else first.task_spec.steps_per_call)
+            steps = StepRanges(lanes, recorder.val_every, 1 if several else first.task_spec.steps_per_call)
             trainer.fit(module, steps, ckpt_path=writer.checkpoint if saved else None, weights_only=True)
         if recorder.killed:
             why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"

@@ -196,13 +196,16 @@ def new_result(
 
 
 class StepRanges:
-    """A dataloader for Lightning: pairs (first step, step after the last), cut where an evaluation is due."""
+    """A dataloader for Lightning: pairs (first step, step after the last), cut where an evaluation is due.
 
-    def __init__(self, task: Any, val_every: int, steps_per_call: int) -> None:
-        self.task, self.val_every, self.steps_per_call = task, val_every, steps_per_call
+    They begin at `steps_done` of the training, a task or lanes, and end with its plan.
+    """
+
+    def __init__(self, training: Any, val_every: int, steps_per_call: int) -> None:
+        self.training, self.val_every, self.steps_per_call = training, val_every, steps_per_call
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        start, total = self.task.steps_done, self.task.plan.total_steps
+        start, total = self.training.steps_done, self.training.plan.total_steps
         while start < total:
             boundary = (start // self.val_every + 1) * self.val_every
             stop = min(start + self.steps_per_call, boundary, total)
