@@ -120,12 +120,19 @@ def test_misspelt_roles_and_values_are_named(words: dict[str, str], message: str
     assert message in str(error.value)
 
 
+class OneFactor(torch.optim.SGD):
+    """It keeps an argument for all parameters."""
+
+    def __init__(self, params: Any, lr: float = 0.1, factor: float = 1.0) -> None:
+        super().__init__(params, factor * lr)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--opt", "sngd", "--opt.rest", "adamw", "--opt.rest.lr", "-1"), "--opt.rest.lr=-1"),
         (("--opt", "torch.optim:Muon"), "--opt.rest adamw"),
-        (("--opt", "sngd", "--opt.matrix.fused", "false"), "sngd has one fused for all parameters"),
+        (("--opt", "tests.test_roles:OneFactor", "--opt.matrix.factor", "2"), "has one factor for all parameters"),
         (("--opt", "torch.optim:LBFGS", "--opt.rest", "adamw"), "so it must move all parameters"),
     ],
 )
