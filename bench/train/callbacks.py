@@ -21,7 +21,6 @@ from bench.store.record import RunResult
 from bench.store.writer import BlockWriter
 from bench.train.checkpoints import STEPS, save
 from bench.train.stop import StopRequest
-from bench.train.training_plan import val_every
 from bench.train.watch import Watch, look
 from tasks.core.task import Task
 from tasks.core.training_step import CurveRow
@@ -38,7 +37,8 @@ class Watcher(pl.Callback):
 
     def __init__(self, config: RunConfig, task: Task, writer: BlockWriter | None, stop: StopRequest) -> None:
         self.writer, self.stop, self.checkpoint_seconds = writer, stop, config.trainer.checkpoint_seconds
-        self.val_every = val_every(config, task)
+        per_epoch = task.data.sizes["train"] // task.plan.batch_size
+        self.val_every = config.trainer.val_every or max(per_epoch, -(-task.plan.total_steps // 20))
         self.measured = list[dict[str, float]]()  # of each run, after its last step
         self._checkpointed = time.monotonic()
         self._aside = 0.0

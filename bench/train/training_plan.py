@@ -144,10 +144,3 @@ def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | Non
     if every > steps:
         raise UserError(f"--trainer.average_every {every}: the run has {counted(steps, 'step')}; use at most {steps}")
     return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
-
-
-def val_every(config: RunConfig, task: Task) -> int:
-    """Optimizer steps between evaluations."""
-    if config.trainer.val_every is not None:
-        return config.trainer.val_every
-    return max(task.data.sizes["train"] // task.plan.batch_size, -(-task.plan.total_steps // 20))
