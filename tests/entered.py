@@ -9,7 +9,6 @@ from typing import Any
 from bench.boards import BOARDS, Board
 from bench.boards.collect import Collected, collect
 from bench.config.run_config import id_of, resolve
-from bench.config.settings import described
 from bench.results.selection import End
 from bench.store.block import CURVE_FIELDS
 from bench.store.record import RunResult
@@ -25,7 +24,7 @@ CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
 
 @cache
 def _described(task: str, opt: str, words: str) -> str:
-    return json.dumps(described(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)})))
+    return json.dumps(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)}).described)
 
 
 def make_run(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from bench.config.run_config import resolve
-from bench.config.settings import described
 from bench.store.block import CURVE_FIELDS, PREFIX, Block, Columns, blocks_in, name_of
 from bench.store.files import DONE, LOCK, RUNS
 from bench.store.record import RunResult
@@ -54,7 +53,7 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 @cache
 def _described(lr: float) -> str:
     words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3}
-    return json.dumps(described(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"})))
+    return json.dumps(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"}).described)
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:

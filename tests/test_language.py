@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from bench.config.run_config import resolve, settings_of
-from bench.config.settings import as_stored
 from bench.run_summary import result_lines
 from bench.train import runner
 from bench.train.training_plan import make_plan
@@ -157,7 +156,7 @@ def test_a_derived_init_std_is_part_of_the_identity() -> None:
         config = resolve(words | options)
         assert config.task_options.get("init_std") == std
         assert config.identity["task_options"].get("init_std") == std
-        again = resolve(settings_of(as_stored(config)), recorded=True)
+        again = resolve(settings_of(config.described["config"]), recorded=True)
         assert (again.run_id, again.task_options) == (config.run_id, config.task_options)
 
 

@@ -23,7 +23,6 @@ from bench.config.options import (
     task_options,
 )
 from bench.config.run_config import resolve, settings_of
-from bench.config.settings import chosen_of
 from bench.errors import UserError
 from bench.text import plain
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, readings
@@ -286,9 +285,9 @@ def test_defaults_are_those_of_the_tasks_family(by_family, words, expected):
 
 
 def test_a_run_at_the_defaults_of_its_family_has_chosen_nothing(by_family):
-    assert chosen_of(resolve({"task": "mnist", "opt": "muon"})) == {}
-    assert chosen_of(resolve({"task": "mnist", "opt": "muon", "opt.rest.lr": 0.07})) == {}
-    assert chosen_of(resolve({"task": "mnist", "opt": "muon", "opt.lr": 0.02})) == {"opt.lr": 0.02}
+    assert resolve({"task": "mnist", "opt": "muon"}).chosen == {}
+    assert resolve({"task": "mnist", "opt": "muon", "opt.rest.lr": 0.07}).chosen == {}
+    assert resolve({"task": "mnist", "opt": "muon", "opt.lr": 0.02}).chosen == {"opt.lr": 0.02}
 
 
 def test_defaults_by_family_are_shown(cli, by_family):

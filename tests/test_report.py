@@ -19,7 +19,6 @@ from bench.boards.collect import Collected
 from bench.cli import dispatch as results
 from bench.cli.commands import parse
 from bench.config.run_config import resolve
-from bench.config.settings import described
 from bench.plots.charts import CHARTS
 from bench.plots.report import page
 from bench.run_summary import fit_words
@@ -151,7 +150,7 @@ def test_a_run_with_a_damaged_table_is_named(store, tmp_path, capsys, command):
 )
 def test_the_command_of_a_row_makes_its_runs(words):
     config = resolve(words | {"device": "cpu"})
-    run = RunResult(**json.loads(json.dumps(described(config))))
+    run = RunResult(**json.loads(json.dumps(config.described)))
     call = parse("fit", shlex.split(fit_words(run))[2:]).keywords
     given = call.pop("settings") | {k: v for k, v in call.items() if k != "command"}
     again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})

@@ -14,7 +14,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from bench.config.run_config import RunConfig
-from bench.config.settings import described
 from bench.errors import UserError
 from bench.store.record import RunResult
 from bench.store.stores import Stores
@@ -54,7 +53,7 @@ def ended(config: RunConfig, score: Score = valley, **changes: Any) -> RunResult
     """The record of a run as if it had been trained."""
     value, metric = score(config.opt_options["lr"]), config.task_spec.metric
     return replace(
-        RunResult(**described(config)),
+        RunResult(**config.described),
         status="completed" if value is not None else "diverged",
         metric=metric,
         split="train",

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bench.config.run_config import resolve
-from bench.config.settings import described
 from bench.store.record import RunResult
 from bench.train.watch import DIVERGED_FACTOR, Look, Watch, look
 from tests.tiny import TINY
@@ -32,7 +31,7 @@ def seen(**changes: Any) -> Look:
 
 
 def watch(full_batch: bool = False, **spec: Any) -> Watch:
-    result = RunResult(**described(resolve({"task": "mnist", "opt": "sgd", "device": "cpu"})))
+    result = RunResult(**resolve({"task": "mnist", "opt": "sgd", "device": "cpu"}).described)
     task = replace(TINY, **spec)
     own = {name: getattr(task, name) for name in ("metric", "mode", "target")}
     return Watch(replace(result, select_split="val", **own), full_batch)

@@ -4,7 +4,7 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from bench.api.calls import Call
 from bench.api.results import Run, Runs, Sweep
 from bench.config.checks import check, check_early, check_places
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
-from bench.config.settings import sources_of
-from bench.config.tuned import Sources, tuned_file
+from bench.config.tuned import Sources, TunedBy, origin_of, tuned_file
 from bench.config.values import Seeds, read_seeds
 from bench.errors import RunBroke, UserError
 from bench.execute import command as runs
@@ -35,7 +34,7 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> Run | R
     config = _configuration(words, call, tuned=tuned)
     sources: Sources = {}
     if tuned:
-        sources = sources_of([config.model_copy(update={"seed": seed}) for seed in several or [config.seed]])
+        sources = _sources_of([config.model_copy(update={"seed": seed}) for seed in several or [config.seed]])
         note(f"settings from {tuned_file(config.task, config.opt)}")
     if several is None:
         for name in call.efforts:
@@ -67,6 +66,28 @@ def _configuration(words: Mapping[str, Any], call: Call, *, tuned: bool) -> RunC
                 why = "bench fit trains one run; `bench sweep` takes several values, `bench compare` several tasks"
                 raise UserError(f"--{name} {text}: {why}") from None
         raise
+
+
+def _sources_of(configs: Iterable[RunConfig]) -> Sources:
+    """The studies that found the hyperparameters, by task and optimizer; none unless all runs of a pair have them.
+
+    UserError if a run has a seed that helped to choose its settings.
+    """
+    pairs: dict[tuple[str, str], list[RunConfig]] = {}
+    for config in configs:
+        pairs.setdefault((config.task, config.opt), []).append(config)
+    sources = dict[tuple[str, str], TunedBy]()
+    for (task, opt), alike in pairs.items():
+        of_task = {f"task.{name}": value for name, value in alike[0].task_options.items()}
+        tuned = resolve({"task": task, "opt": opt, **of_task}, tuned=True).opt_options
+        if any(config.opt_options != tuned for config in alike):
+            continue
+        path = tuned_file(task, opt)
+        sources[task, opt], chosen = origin_of(path)
+        if seeds := {*chosen} & {config.seed for config in alike}:
+            why = f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic"
+            raise UserError(f"{why}: take seeds from {max(chosen) + 1} on")
+    return sources
 
 
 def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> Run:
@@ -112,7 +133,7 @@ def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool)
     with doing("reading the grid"):
         configs, varied = configurations(call.words, seeds, call.places, config=call.config, tuned=tuned)
         check_all(configs, early=True)
-        sources = sources_of(configs) if tuned else {}
+        sources = _sources_of(configs) if tuned else {}
     if call.dry_run:
         settings = [settings_of(config.model_dump()) for config in configs]
         names = ("opt", *varied, "seed")

@@ -11,7 +11,6 @@ from bench.api.calls import Call
 from bench.api.results import Comparison, Study
 from bench.boards.rows import REFERENCES, default_reference
 from bench.config.checks import check_early, check_engine, check_places
-from bench.config.settings import problem_of
 from bench.config.values import Seeds, parts, read_seeds, reference_folder
 from bench.errors import RunFailed, UserError
 from bench.execute import CONTINUES
@@ -271,7 +270,7 @@ def _shipped(
     runs = {run.run_id: run for run in stores.runs}
     for spec in specs:
         config = spec.typical(call.places)
-        problem, versions = problem_of(config), config.spec_versions.items()
+        problem, versions = config.problem, config.spec_versions.items()
         named = [s for s in stores.studies if (bare(s.task), s.opt) == (bare(spec.task), spec.opt)]
         winners = [(record, runs[record.winner or ""]) for record in named if record.winner in runs]
         same = [record for record, run in winners if run.problem == problem and versions <= run.versions.items()]

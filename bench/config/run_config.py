@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bench.config.options import (
+    MISSING,
     Option,
     all_optimizer_options,
+    optimizer_options,
     optimizer_values,
     parse_options,
     rest_of,
@@ -25,8 +27,9 @@ from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
 from bench.config.values import MOST_SEED, SEED_RANGE, place
 from bench.errors import UserError, check_known, unknown_setting
-from bench.text import plain
+from bench.text import comparable, plain
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
+from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
@@ -102,6 +105,11 @@ class TrainerOptions(BaseModel):
         return self.schedule != "constant" or self.warmup > 0
 
 
+SAME_RESULT = (
+    "observe", "micro_batch_size", "compile", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy",
+)  # fmt: skip
+"""Trainer options that do not change the compared result."""
+_BUDGET = ("trainer.max_epochs", "trainer.max_steps")
 _FOLDERS, _TOP = ("data", "store"), ("data_seed", "device", "logger", "precision", "seed")
 
 
@@ -200,6 +208,66 @@ class RunConfig(BaseModel):
     def run_id(self) -> str:
         """`task-opt-hash`."""
         return id_of(self.task, self.opt, self.identity)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The fields of a record (`RunResult`) that the configuration determines."""
+        spec = self.task_spec
+        return {
+            "run_id": self.run_id,
+            "config": plain(self.model_dump(mode="json", exclude={"data", "store", "logger"})),
+            "identity": self.identity,
+            "task_name": spec.own_name,
+            "problem": self.problem,
+            "chosen": self.chosen,
+            "metric": spec.metric,
+            "mode": spec.mode,
+            "scale": spec.scale,
+            "target": spec.target,
+            "measures": spec.measure_every is not None,
+            "formula": f"; {REST}: ".join(method.formula for method in self.methods if method.formula),
+            "traits": self.traits.named(),
+        }
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The settings, in dotted form, in which the run's problem differs from the task at its defaults.
+
+        Runs are compared if these are equal. Settings that change only how the same result is computed are left out.
+        """
+        spec = self.task_spec
+        usual = {f"task.{name}": option.default for name, option in task_options(spec).items()}
+        usual |= {f"trainer.{name}": option.default for name, option in model_options().items()}
+        usual |= {"trainer.batch_size": spec.batch_size, "trainer.measure_every": spec.measure_every}
+        usual |= {**dict.fromkeys(_BUDGET), "precision": spec.precision}
+        settings = {f"task.{name}": value for name, value in self.task_options.items()}
+        settings |= {f"trainer.{name}": value for name, value in self.trainer if name not in SAME_RESULT}
+        return _differing(settings | {"precision": self.precision}, usual)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device.
+
+        An optimizer for the rest other than the method's default is one of them; its defaults are then left out.
+        Options without a default are among them.
+        """
+        settings = settings_of(self.model_dump(exclude={"data", "store", "logger"}))
+        options = {f"task.{name}": option for name, option in task_options(self.task_spec).items()}
+        options |= {f"opt.{name}": option for name, option in optimizer_options(self.opt_spec).items()}
+        rest = f"opt.{REST}"
+        required = {name: settings[name] for name, option in options.items() if option.default is MISSING}
+        given = {name: settings[name] for name in ("task", "opt", rest, *required) if name in settings}
+        usual = settings_of(resolve(given).model_dump())
+        usual = {name: value for name, value in usual.items() if name not in required} | {rest: self.opt_spec.rest}
+        names = settings.keys() - {"task", "opt", "seed", "data_seed", "device"}
+        chosen = _differing({name: value for name, value in settings.items() if name in names}, usual)
+        if any(name in chosen for name in _BUDGET):  # one alone would replace both
+            chosen |= {name: settings[name] for name in _BUDGET}
+        return chosen
+
+
+def _differing(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: plain(v) for k, v in settings.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
 def id_of(task: str, opt: str, identity: Mapping[str, Any]) -> str:

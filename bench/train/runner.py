@@ -18,7 +18,6 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from bench import __version__, process
-from bench.config import settings
 from bench.config.checks import check, task_errors
 from bench.config.options import imported_options
 from bench.config.run_config import RunConfig, on_device
@@ -179,7 +178,7 @@ def new_result(
     """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **settings.described(config),
+        **config.described,
         versions={"suite": __version__, **config.spec_versions, **_library_versions()},
         split=task.data.report,
         select_split=task.data.select,

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, parse_options
 from bench.config.run_config import RunConfig, name_in, on_device, resolve, settings_of
-from bench.config.settings import chosen_of
 from bench.config.values import Seeds, counts_seeds, ends_of_range, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known, unknown_setting
 from bench.results.selection import Mode
@@ -110,7 +109,7 @@ def make_spec(
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     searched = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
     settings = {name: value for name, value in settings.items() if name not in searched}
-    chosen = {*chosen_of(config), "data_seed", *(["device"] if config.device != "auto" else [])}
+    chosen = {*config.chosen, "data_seed", *(["device"] if config.device != "auto" else [])}
     versions = config.spec_versions
     return StudySpec(
         task=config.task,
