@@ -85,11 +85,6 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
     return UserError(f"unknown option {option!r}; {hint}")
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> UserError:
-    """The error for a setting, in dotted form, that does not exist."""
-    return unknown_option(f"--{name}", known)
-
-
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
     """Refuse names that do not exist."""
     for name in names:

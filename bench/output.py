@@ -3,7 +3,7 @@
 import html
 import os
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from bench.plots.panels import Figure
     from bench.results.table import Board
     from bench.store.stores import Stores
-
-ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex"}
-"""Formats of tables by the ending of a file's name."""
 
 
 @dataclass(eq=False, repr=False)
@@ -97,15 +94,15 @@ def existing_stores(folders: Sequence[Path]) -> list[Path]:
     return list(folders) or [folder for folder in [place("store")] if folder.is_dir()]
 
 
-def format_of(out: Path, formats: Container[str]) -> str:
+def format_of(out: Path, formats: Iterable[str]) -> str:
     """The format of a file of tables, by its ending."""
     ending = out.suffix.lower()
     if ending in ("", ".txt") or (out.exists() and not out.is_file()):
         return "table"
-    if (kind := ENDINGS.get(ending)) is None or kind not in formats:
-        known = ", ".join(known for known, kind in ENDINGS.items() if kind in formats)
-        raise UserError(f"-o {out}: {ending} names no format; use {known} or .txt")
-    return kind
+    endings = [f".{kind}" for kind in formats if kind != "table"]
+    if ending not in endings:
+        raise UserError(f"-o {out}: {ending} names no format; use {', '.join(endings)} or .txt")
+    return ending[1:]
 
 
 def write(out: Path, content: bytes | str) -> None:

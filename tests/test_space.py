@@ -60,10 +60,8 @@ def test_every_optimizer_is_tuned_with_nine_trials_by_default(name: str) -> None
 @pytest.mark.parametrize(
     ("opt", "words", "error"),
     [
-        *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100")
-          for word in ("1:0.1", "0:1", "a:1", ":", "nan:1", "0.1,1:2")),
-        *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH")
-          for word in ("1:0.1:3", "1:2:1", "1:2:x")),
+        *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: a range is LOW:HIGH or LOW:HIGH:POINTS with 0 < LOW < HIGH, ")
+          for word in ("1:0.1", "0:1", "a:1", ":", "nan:1", "0.1,1:2", "1:0.1:3", "1:2:1", "1:2:x")),
         ("ngd", {"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it takes a number"),
         ("sgd", {"opt.nesterov": "1:2"},
          "--opt.nesterov 1:2: it takes true or false, which has no range; give values such as A,B"),

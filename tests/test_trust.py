@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.config.plugins import allowed
+from bench.api.verification import allowed
 from bench.errors import UserError
 from tests.conftest import Answer, Cli
 from tests.stored import WILD, Store, add_run, add_study, begin, kill, put, record

@@ -82,7 +82,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ),
         ("fit --task mnist --opt rmsprop", "unknown optimizer 'rmsprop'; known: "),
         ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
-        ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),
+        ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 5), or which"),
         ("sweep --task synthetic --opt sgd --width=-1", "--width -1: it must be at least 1"),
         ("leaderboard --target inf", "--target inf: it is not a finite number"),
         ("check sgd --only ,", "--only ,: it is empty; write A,B"),

@@ -51,7 +51,7 @@ def tune(
     storage: str | None,
 ) -> Study | Answer:
     """Train what the study lacks; for the command, or into a given folder, write the winner's settings."""
-    fresh = [] if str(report_seeds) == "0" else read_seeds(report_seeds, "--report_seeds", 5)
+    fresh = [] if str(report_seeds) == "0" else read_seeds(report_seeds, "--report_seeds")
     spec = make_spec(call.settings, sampler=sampler, seeds=tuning_seeds(seeds), report_seeds=fresh, places=call.places)
     study = Plan(spec, trials_of(spec.design, trials, len(spec.seeds)), call.places)
     if call.dry_run:
@@ -98,7 +98,7 @@ def compare(
 
     RunFailed if a failed check changes results, KeyboardInterrupt if it was stopped.
     """
-    fresh, opts = read_seeds(report_seeds, "--report_seeds", 5), [*dict.fromkeys(parts(call.settings.get("opt", "")))]
+    fresh, opts = read_seeds(report_seeds, "--report_seeds"), [*dict.fromkeys(parts(call.settings.get("opt", "")))]
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
     names = list(dict.fromkeys(tasks or parts(call.settings.get("task", "")) or [""]))

@@ -16,7 +16,6 @@ from typing import Any
 from scipy.special import stdtrit
 
 from bench.config.checks import check_places
-from bench.config.plugins import allowed
 from bench.config.run_config import resolve, settings_of
 from bench.config.values import reference_folder
 from bench.errors import UserError
@@ -25,8 +24,10 @@ from bench.results.render import shown
 from bench.results.table import Table
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.text import CONVERGED, comparable, counted, duration
+from bench.text import CONVERGED, clean, comparable, counted, duration
+from optimizers import OPTIMIZERS
 from optimizers.plugins import bare
+from tasks import TASKS
 
 ROUNDING = 1e-6
 """Relative difference up to which two values are equal except for rounding. Ours."""
@@ -105,6 +106,24 @@ def judge(run: RunResult, repeated: RunResult, others: Sequence[RunResult]) -> t
     if abs(scaled(value) - scaled(claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     return "confirmed", f"{words}, within the spread over seeds"
+
+
+def allowed(recorded: Mapping[str, str], named: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
+    """The names under which the `task` and the `opt` of a record (`what`) may be imported; nothing is imported yet.
+
+    Records are untrusted. So a file or a module that no installed package announces is imported only if the user names
+    it too (`named`, by kind; else a UserError).
+    """
+    names: dict[str, str] = {}
+    for kind, registry in (("task", TASKS), ("opt", OPTIMIZERS)):
+        announced = {point.value for point in registry.announced.values()}
+        known = [recorded[kind]] if ":" not in recorded[kind] or recorded[kind] in announced else named.get(kind, ())
+        name = next((name for name in known if bare(name) == bare(recorded[kind])), None)
+        if name is None:
+            why = "which is imported only if you name it too: repeat the command with"
+            raise UserError(clean(f"{what} names {recorded[kind]}, {why} --{kind} {recorded[kind]}"))
+        names[kind] = name
+    return names
 
 
 def _repeated(run: RunResult, named: Mapping[str, list[str]], places: Mapping[str, Path]) -> RunResult:

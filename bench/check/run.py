@@ -23,9 +23,10 @@ from select import select
 from types import MappingProxyType
 from typing import IO, Any, cast
 
+import cloudpickle
+
 from bench.check import GROUPS, Check, Kind, catalogue
 from bench.config.options import is_none
-from bench.config.plugins import adopt, packed
 from bench.errors import UserError, check_known, described
 from bench.machine import crowding
 from bench.process import ROOT, python_command, shield
@@ -34,7 +35,7 @@ from bench.store.reports import CheckRecord, read_report, write_report
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
-from optimizers.plugins import PluginError
+from optimizers.plugins import PluginError, session
 from tasks import TASKS
 from tasks.core.spec import place_of
 
@@ -177,7 +178,7 @@ def _answers(subject: tuple[Any, ...], checks: Sequence[str], limit: float) -> G
     stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
     try:
         with stdin:
-            pickle.dump((sys.path, packed(), subject, checks), stdin)
+            pickle.dump((sys.path, cloudpickle.dumps(session), subject, checks), stdin)
         stdout.readline()  # the limit does not count that it imports torch
         for _ in checks:
             begun, seconds = time.monotonic(), limit * crowding()
@@ -208,13 +209,13 @@ def work() -> None:
     """Answer each check by a line on standard output; what optimizers print is lost."""
     shield()
     # A test may find its optimizer on the caller's path.
-    sys.path[:], session, subject, checks = pickle.load(sys.stdin.buffer)
+    sys.path[:], objects, subject, checks = pickle.load(sys.stdin.buffer)
     import torch
 
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
     torch.optim.SGD([torch.ones(1)]).step()  # the first optimizer of a process imports torch's compiler
-    adopt(session)
+    session.update(pickle.loads(objects))
     out, process, built = os.dup(1), os.getpid(), list[Any]()
     for standard in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), standard)

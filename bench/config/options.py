@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UserError, check_known, unknown_setting
+from bench.errors import UserError, check_known, unknown_option
 from bench.text import options_text, why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
@@ -263,7 +263,7 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
     start = f"{prefix}.".removeprefix(".")
     given = _nested(options, given)
     for name in sorted(given.keys() - options.keys()):
-        raise unknown_setting(f"{start}{name}", [f"--{start}{known}" for known in options])
+        raise unknown_option(f"--{start}{name}", [f"--{start}{known}" for known in options])
     raw = {name: given.get(name, option.default) for name, option in options.items()}
     return {
         name: _parsed(f"--{start}{name}", options[name], value) for name, value in raw.items() if value is not UNSET

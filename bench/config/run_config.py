@@ -26,7 +26,7 @@ from bench.config.options import (
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
 from bench.config.values import MOST_SEED, SEED_RANGE, place
-from bench.errors import UserError, check_known, unknown_setting
+from bench.errors import UserError, check_known, unknown_option
 from bench.text import comparable, plain
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
 from optimizers.groups import REST
@@ -333,7 +333,7 @@ def resolve(
         if group not in groups or name not in known.get(group, [name]):
             known |= {"opt": [*all_optimizer_options(method, {})]}
             names = [f"--{group}.{name}".replace("--.", "--") for group, names in known.items() for name in names]
-            raise unknown_setting(key, ["--task", "--opt", *names])
+            raise unknown_option(f"--{key}", ["--task", "--opt", *names])
         groups[group][name] = value
     folders = {name: place(name, str(groups[""].pop(name))) for name in _FOLDERS if name in groups[""]}
     top: dict[str, Any] = parse_options("", options[""], {"precision": spec.precision} | groups[""]) | folders

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 
 MOST_SEED = 2**63 - 1
 """The largest seed: tables of runs, DuckDB and torch's generators store it as a signed 64-bit integer."""
@@ -40,10 +40,10 @@ def parts(text: object) -> list[str]:
 Seeds = int | str | Sequence[int]
 
 
-def read_seeds(given: Seeds, option: str = "--seeds", example: int = 32) -> list[int]:
-    """Seeds from a count (`32` is 0 to 31), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
+def read_seeds(given: Seeds, option: str = "--seeds") -> list[int]:
+    """Seeds from a count (`5` is 0 to 4), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
 
-    UserError, with the option and an `example` of a count, if it is none of these, or has too many or large seeds.
+    UserError, with the option, if it is none of these, or has too many or large seeds.
     """
     text, ranges = str(given) if isinstance(given, int | str) else ",".join(map(str, given)), list[range]()
     with suppress(ValueError):
@@ -54,7 +54,7 @@ def read_seeds(given: Seeds, option: str = "--seeds", example: int = 32) -> list
     refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
     seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
     if not seeds or min(seeds) < 0 or max(seeds) > MOST_SEED or not all(ranges):
-        how = f"write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
+        how = f"write how many ({option} 5), or which ({option} 3,5,8, or {option} 10:15)"
         raise UserError(f"{option} {text}: {how}; a seed is {SEED_RANGE}")
     return seeds
 
@@ -74,24 +74,16 @@ def typed(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched on a log scale; ValueError without 1e-100 <= low < high <= 1e100."""
-    ends = float(low), float(high)
-    if not 1e-100 <= ends[0] < ends[1] <= 1e100:
-        raise ValueError
-    return ends
-
-
-def read_grid(key: str, raw: str) -> list[float]:
-    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine (UserError)."""
-    with suppress(ValueError, TypeError):
+def read_range(key: str, raw: str) -> tuple[float, float, int]:
+    """The ends of the range `LOW:HIGH:POINTS` on a log scale, and its points, nine if not given (UserError)."""
+    with suppress(ValueError):
         low, high, *points = raw.split(":")
-        ends, (count,) = ends_of_range(low, high), map(int, points or [DEFAULT_POINTS])
+        ends, (count,) = (float(low), float(high)), map(int, points or [DEFAULT_POINTS])
         refuse_too_many(f"--{key} {raw}", count)
-        if count > 1:
-            return log_grid(*ends, count)
-    rule = "LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
-    raise UserError(f"--{key} {raw}: a grid is {rule}, such as 1e-3:1e1:16")
+        if 1e-100 <= ends[0] < ends[1] <= 1e100 and count > 1:
+            return *ends, count
+    rule = "LOW:HIGH or LOW:HIGH:POINTS with 0 < LOW < HIGH, both between 1e-100 and 1e100, and at least 2 points"
+    raise UserError(f"--{key} {raw}: a range is {rule}, such as 1e-3:1e1:16")
 
 
 class Budget(NamedTuple):
@@ -153,14 +145,6 @@ def experiments() -> dict[str, Path]:
 def suites() -> dict[str, Path]:
     """The YAML files of the shipped suites by name."""
     return {path.stem: path for path in sorted((configs_folder() / "suites").glob("*.yaml"))}
-
-
-def suite_file(name: str) -> Path:
-    """The file of a shipped suite, or a file of this path (UserError)."""
-    path = suites().get(name, Path(name))
-    if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        raise unknown("suite", name, suites())
-    return path
 
 
 def _shipped(installed: str, checkout: str) -> Path:

@@ -4,6 +4,7 @@ Importing this module does not import torch, so that a worker can report that im
 """
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import Any
 
+import cloudpickle
+
 from bench import process
-from bench.config.plugins import adopt, packed
 from bench.config.run_config import on_device
 from bench.config.values import place
 from bench.errors import UserError
@@ -24,6 +26,7 @@ from bench.execute.blocks import Block
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.store.files import DONE
 from bench.train.stop import StopRequest
+from optimizers.plugins import session
 
 REPORT_SECONDS = 0.5
 """Seconds between reports of progress. Ours."""
@@ -57,12 +60,12 @@ class Message:
     topic: str  # of the command's events
     token: str | None  # a file in the command's store; None if the worker is on the same machine
     folder: Path  # names of plug-ins may be relative to it
-    session: bytes  # `bench.config.plugins.packed`
+    session: bytes  # its objects, by cloudpickle
 
     @classmethod
     def of(cls, block: Block, topic: str, token: str | None) -> "Message":
         """The message of a command about a block."""
-        return cls(block, [*block.runs], topic, token, Path.cwd(), packed())
+        return cls(block, [*block.runs], topic, token, Path.cwd(), cloudpickle.dumps(session))
 
     def moved(self, **places: Path) -> Block:
         """The block with the worker's places; UserError if its code of a task or an optimizer is not the command's."""
@@ -82,7 +85,7 @@ def train(message: Message) -> tuple[bool, dict[str, dict[str, bytes]]]:
     topic, first, stop = message.topic, message.block.first, StopRequest()
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
-        adopt(message.session)
+        session.update(pickle.loads(message.session))
         with suppress(OSError):
             os.chdir(message.folder)
         shared = message.token is None or (first.store / message.token).exists()

@@ -10,7 +10,7 @@ from bench.config.options import Option, all_optimizer_options, hyperparameters_
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
-from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
+from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_range, refuse_too_many
 from bench.errors import UserError, check_known, unknown
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import RESERVED
@@ -94,7 +94,7 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
         return [raw]
     options = {"opt": hyperparameters, "task": task_options(TASKS[task]) if task else {}}.get(group, {})
     if ":" in raw and (name not in options or {"int", "float"} & {*options[name].type_name.split(" or ")}):
-        return read_grid(key, str(raw))
+        return log_grid(*read_range(key, str(raw)))
     if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
     if not (values := parts(raw) if isinstance(raw, str) else raw):

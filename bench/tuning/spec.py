@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, parse_options
 from bench.config.run_config import RunConfig, name_in, on_device, resolve, settings_of
-from bench.config.values import Seeds, counts_seeds, ends_of_range, read_seeds, refuse_too_many
-from bench.errors import UserError, check_known, unknown_setting
+from bench.config.values import Seeds, counts_seeds, read_range, read_seeds, refuse_too_many
+from bench.errors import UserError, check_known, unknown_option
 from bench.results.selection import Mode
 from bench.sweeps.grid import values_of
 from bench.text import counted, plain
@@ -144,7 +144,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     for key, raw in words.items():
         group, _, name = key.partition(".")
         if group == "opt" and name and name not in options:
-            raise unknown_setting(key, [f"--opt.{option}" for option in options])
+            raise unknown_option(f"--{key}", [f"--opt.{option}" for option in options])
         option = options.get(name) if group == "opt" else None
         if option is None:
             if name and isinstance(raw, str) and values_of(key, raw, task if task in TASKS else "", {}) != [raw]:
@@ -163,20 +163,15 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
 
 
 def _range(key: str, raw: str, option: Option) -> LogUniform:
-    try:
-        ends = LogUniform(*ends_of_range(*raw.split(":")))
-    except ValueError:
-        raise UserError(
-            f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
-        ) from None
+    low, high, _ = read_range(key, raw)
     if "float" not in option.type_name.split(" or "):
         raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
-    return ends
+    return LogUniform(low, high)
 
 
 def tuning_seeds(given: Seeds) -> list[int]:
     """Seeds of trials: how many (`2`: 1000, 1001, which no report uses), or which (`5,6`, `10:15`), or `UserError`."""
-    return [TUNING_SEEDS * counts_seeds(given) + seed for seed in read_seeds(given, example=5)]
+    return [TUNING_SEEDS * counts_seeds(given) + seed for seed in read_seeds(given)]
 
 
 def trials_of(design: Design, trials: int | None, seeds: int = 1) -> int:

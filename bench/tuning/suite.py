@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bench.config.strict_yaml import flattened, read_yaml
-from bench.config.values import read_seeds, refuse_too_many, suite_file, suites
-from bench.errors import UserError
+from bench.config.values import read_seeds, refuse_too_many, suites
+from bench.errors import UserError, unknown
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.table import Table
@@ -70,7 +71,7 @@ class Suite(BaseModel):
                 {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
                 seeds=tuning_seeds(self.tune.seeds),
-                report_seeds=read_seeds(self.seeds, "--report_seeds", 5),
+                report_seeds=read_seeds(self.seeds, "--report_seeds"),
                 places=places,
             )
             for task, of_task in self.tasks.items()
@@ -93,7 +94,9 @@ class Suite(BaseModel):
 
 def load(name: str) -> list[Suite]:
     """The parts of a suite from a file or by the name of a shipped one; `UserError` if there is no valid one."""
-    path = suite_file(name)
+    path = suites().get(name, Path(name))
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise unknown("suite", name, suites())
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
         parts = content["parts"]
