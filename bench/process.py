@@ -26,8 +26,8 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 """Torch's threads spin while they wait for each other, unless this is PASSIVE when torch is imported. Where other
 programs run, that takes up the processor that the thread waited for needs. A value set by the user stays."""
 
-_SELDOM = 100_000
-"""New objects between two collections during imports, which create half a million objects that stay. Ours."""
+_SELDOM = 10_000_000
+"""New objects between two collections during imports and the reading of records, whose objects stay. Ours."""
 
 _usual: tuple[int, int, int] | None = None
 _code: int | None = None

@@ -1,10 +1,7 @@
 """Stored runs that a call selects, as boards, charts and the report."""
 
-import atexit
-import gc
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -21,19 +18,7 @@ if TYPE_CHECKING:
     from bench.results.table import Board
     from bench.store.stores import Stores
 
-atexit.register(gc.unfreeze)  # after `reading`; at its end, Python must find the objects that DuckDB counts
 BOARD_NAMES = ("quality", "pairs", "speed", "theory", "attention")
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Read many records, which have no cycles: looking for them takes a third of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _warned(stores: "Stores", entries: "Collected") -> tuple[int, dict[str, list[str]]]:
@@ -56,12 +41,11 @@ def _chosen(
     is_alone = choice.get("no_reference", False)
     stores = open_stores(folders(choice.get("store")), reference=not is_alone, community=community)
     reference = choice.get("reference")
-    with reading():
-        entries = collect(
-            stores, tasks=names("task", choice.get("task")), opts=names("opt", choice.get("opt")),
-            only=pairs("only", choice.get("only")), settings=choice.get("settings", "best"), reference=reference,
-            target=target,
-        )  # fmt: skip
+    entries = collect(
+        stores, tasks=names("task", choice.get("task")), opts=names("opt", choice.get("opt")),
+        only=pairs("only", choice.get("only")), settings=choice.get("settings", "best"), reference=reference,
+        target=target,
+    )  # fmt: skip
     opts = sorted({name for entry in entries.chosen for name in (entry.opt, entry.name)})
     if reference is not None and reference not in opts:
         raise unknown("optimizer of --reference", reference, opts)

@@ -263,16 +263,12 @@ class Call:
     """
 
     def __init__(self, more: Mapping[str, Any], task: Any = None, opts: Iterable[Any] = (), **top: Any) -> None:
-        rest = dict(more)
-
-        def taken(*names: str) -> dict[str, Any]:
-            return {name: value for name in names if (value := rest.pop(name, None)) is not None}
-
-        given = taken("data", "store")
+        rest, shared = dict(more), Fitting.__annotations__
+        given: dict[str, Any] = {name: value for name in shared if (value := rest.pop(name, None)) is not None}
         self.places = {name: place(name, str(given[name]) if name in given else None) for name in ("data", "store")}
-        self.folders = {name: self.places[name] for name in given}
-        self.efforts = taken("engine", "workers", "cluster", "width", "budget")
-        effort: dict[str, Any] = dict(self.efforts)
+        self.folders = {name: folder for name, folder in self.places.items() if name in given}
+        self.efforts = {name: given[name] for name in vars(Effort()) if name in given}
+        effort = dict(self.efforts)
         if (workers := effort.get("workers", "auto")) != "auto":
             if not str(workers).isdecimal() or not 0 < int(workers) <= MOST_WORKERS:
                 raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
@@ -280,14 +276,14 @@ class Call:
         if "budget" in effort:
             effort["budget"] = read_budget(effort["budget"])
         self.effort = Effort(**effort)
-        self.dry_run, self.progress = bool(rest.pop("dry_run", False)), rest.pop("progress", True)
-        self.config, self.command = path_of(rest.pop("config", None)), rest.pop("command", None)
-        top |= taken("data_seed", "precision", "device")
-        task_options, trainer, settings = (rest.pop(name, None) for name in ("task_options", "trainer", "settings"))
+        self.dry_run, self.progress = given.get("dry_run", False), given.get("progress", True)
+        self.config, self.command = path_of(given.get("config")), given.get("command")
+        top |= {name: given.get(name) for name in ("data_seed", "precision", "device")}
         named = {"opt": ",".join(map(name_of, opts)) or None, "task": task if task is None else name_of(task), **top}
         self.words: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        self.words |= _dotted("task", task_options or {}) | _dotted("opt", rest) | _dotted("trainer", trainer or {})
-        self.words |= {name: plain(value) for name, value in (settings or {}).items()}
+        self.words |= _dotted("task", given.get("task_options", {})) | _dotted("opt", rest)
+        self.words |= _dotted("trainer", given.get("trainer", {}))
+        self.words |= {name: plain(value) for name, value in given.get("settings", {}).items()}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bench.api.boards import reading
 from bench.api.calls import Folders, Names, Place, folders, names, path_of, public
 from bench.config.values import experiments, place
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, nearest, unknown
@@ -58,8 +57,7 @@ def list_(
 
     tasks, opts, statuses = (given or [] for given in filters.values())
     check_known("status", statuses, listing.STATUSES)
-    with reading():
-        stores = Stores(existing_stores(folders(store)))
+    stores = Stores(existing_stores(folders(store)))
     if kind == "studies":
         rows: Any = [
             {"study": s.name, "task": s.task, "opt": s.opt, "trials": len(s.trials), "missing": s.missing}
@@ -69,8 +67,7 @@ def list_(
         ]
         table = Table("", [Column(key, key) for key in ("study", "trials", "missing", "best", "score")], rows)
     else:
-        with reading():
-            runs = listing.selected(stores, tasks, opts, statuses) if stores.runs else []
+        runs = listing.selected(stores, tasks, opts, statuses) if stores.runs else []
         table, rows = listing.table(stores, runs, fold=not all), partial(listing.as_json, runs, stores)
     none = clean(f"no {'such ' * (kind == 'runs' and bool(stores.runs))}{kind} in {stores.shown or place('store')}")
     return Answer(rows, shown(table) if table.rows else [none], warn_of(stores))

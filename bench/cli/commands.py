@@ -45,9 +45,7 @@ def _as_word(parameter: inspect.Parameter) -> inspect.Parameter | None:
 
 def parameters_of(name: str) -> list[inspect.Parameter]:
     """The parameters of a command, as the command line reads them."""
-    options = [
-        p for p in inspect.signature(COMMANDS[name]).parameters.values() if p.name not in settings_of_a_run(name)
-    ]
+    options = [p for p in inspect.signature(COMMANDS[name]).parameters.values() if p.name not in OF_A_RUN]
     json = Annotated[bool, Parameter(help="print only JSON")]
     words = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=json)]
     return sorted([*filter(None, map(_as_word, options)), *words], key=lambda parameter: parameter.kind)
@@ -60,8 +58,7 @@ def options_of(name: str) -> list[str]:
 
 def settings_of_a_run(name: str) -> list[str]:
     """The settings without a group that a command takes."""
-    names = inspect.signature(COMMANDS[name]).parameters if "trainer" in GROUPS.get(name, ()) else ()
-    return [name for name in OF_A_RUN if name in names]
+    return [setting for setting in OF_A_RUN if setting in inspect.signature(COMMANDS[name]).parameters]
 
 
 def app_of(name: str) -> App:
