@@ -79,11 +79,6 @@ def remarks_on(result: RunResult) -> list[str]:
     return lines
 
 
-def planned_study(run: RunResult) -> str | None:
-    """The study that a run was trained for, by its own record."""
-    return run.plan.removeprefix("study ") if run.plan and run.plan.startswith("study ") else None
-
-
 def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:
     """The command of a run without its seeds: the device, and its settings beyond the defaults, or these instead."""
     settings = run.chosen if chosen is None else chosen

@@ -6,10 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+from typing import Any, TypeGuard
 
 CONVERGED = 1e-16
 """Suboptimality gaps, or losses without one, below this count as equal, and are shown as a bound. Ours."""
@@ -26,17 +23,6 @@ def why_wrong(message: str) -> str:
     text = re.sub(r"^(input|string) should", "it must", message[:1].lower() + message[1:])
     kind = re.match(r"it must be a valid (\w+)", text)  # the rest describes the parsing
     return f"it must be {_KINDS[kind[1]]}" if kind and kind[1] in _KINDS else text
-
-
-def located(error: "ErrorDetails", content: Any) -> list[int | str]:
-    """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
-    place: list[int | str] = []
-    part: Any
-    for part in error["loc"]:
-        if (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
-            place.append(part)
-            content = content[part]
-    return [*place, error["loc"][-1]] if error["type"].startswith("missing") else place
 
 
 def plain(value: Any) -> Any:
@@ -91,12 +77,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def comparable(value: Any) -> Any:
     """The value as strict JSON in which equal settings are equal: 0 and 0.0, a list and a tuple; NaN equals itself."""
-    if isinstance(value, dict):
-        return {str(k): comparable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [comparable(v) for v in value]
-    small = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    return float(value) if small else plain(value)
+    return json.loads(strict_json(value), parse_int=lambda word: float(word) if len(word) < 16 else int(word))
 
 
 def cell(value: Any, digits: int = 4) -> str:

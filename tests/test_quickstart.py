@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.api.introduction
+import bench.api.experiments
 from bench.cli.commands import parse
 from tests.stored import Store
 from tests.test_cli import fails
@@ -15,7 +15,7 @@ from tests.test_cli import fails
 @pytest.fixture(autouse=True)
 def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench.api.introduction, "STEPS", 10)
+    monkeypatch.setattr(bench.api.experiments, "STEPS", 10)
 
 
 def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
     answer = json.loads(first.out)
     (table,) = answer["boards"][0]["tables"]
     assert first.code == 0
-    assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.api.introduction.OPTS, 7)
+    assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.api.experiments.OPTS, 7)
     assert [row["verdict"] for row in table["rows"]].count("reference") == 1
     assert "without tuning" in answer["said"][1]
     assert Path(answer["plot"]).read_bytes()[:4] == b"\x89PNG"
@@ -42,7 +42,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
 
 
 def test_the_proposed_next_commands_are_right() -> None:
-    commands = [line.split("    ")[0] for line in bench.api.introduction.NEXT.splitlines()[2:]]
+    commands = [line.split("    ")[0] for line in bench.api.experiments.NEXT.splitlines()[2:]]
     assert len(commands) == 3
     for program, name, *words in map(shlex.split, commands):
         assert program == "bench"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.api.papers import RESULTS
+from bench.api.experiments import RESULTS
 from bench.papers.reproduction import CORRECTION
 from bench.papers.shipped import OURS, counts, read
 from bench.results.render import markdown_table
@@ -20,7 +20,7 @@ CLAIM: dict[str, Any] = {"name": "x", "paper": "it falls", "said": "holds", "tex
 @pytest.fixture
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped pages."""
-    monkeypatch.setattr("bench.api.papers.RESULTS", tmp_path / "pages")
+    monkeypatch.setattr("bench.api.experiments.RESULTS", tmp_path / "pages")
     for experiment, changes in {
         "a2020/fig1": [{}, {"name": "y", "said": "small run: points to fails"}],
         "a2020/fig2": [{"said": "depends on unpublished constants"}],

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from bench.api.papers import RESULTS as PAPERS
+from bench.api.experiments import RESULTS as PAPERS
 from bench.boards.collect import Collected, capped, collect
 from bench.boards.explain import tried
 from bench.boards.matrix import LEGEND, mark_of

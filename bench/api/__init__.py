@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 from bench.api.boards import leaderboard, plot, report
 from bench.api.calls import Call, Executing, Fitting, Names, Opt, Place, Seeds, Settings, Task, names, path_of, public
 from bench.api.checking import check
-from bench.api.introduction import quickstart
-from bench.api.papers import reproduce
+from bench.api.experiments import quickstart, reproduce
 from bench.api.stores import list_, load, merge, show, sql
 from bench.config.values import read_seeds
 from bench.output import Answer

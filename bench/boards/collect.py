@@ -13,7 +13,6 @@ from bench.boards.rows import Entry, Problem, by_problem, capped
 from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
-from bench.run_summary import planned_study
 from bench.store.block import Columns
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
@@ -148,7 +147,7 @@ def collect(
     used = {run.run_id for entry in entries for run in entry.runs.values()}
     tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
     left = [run for run in runs if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
-    cut = Counter(study for run in left if run.run_id not in used and (study := planned_study(run)) is not None)
+    cut = Counter(study for run in left if run.run_id not in used and (study := run.planned_study) is not None)
     notes = [f"the study {name} has not ended: {counted(n, 'run')} left out" for name, n in cut.items()]
     chosen = [entry for entry in entries if entry.runs] if settings == "all" else _chosen(entries, notes)
     if not mixed_versions:

@@ -15,7 +15,6 @@ from typing import Any
 
 from bench.results.group import Group, Seed, seed_of
 from bench.results.selection import Mode, is_capped
-from bench.run_summary import planned_study
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
@@ -130,7 +129,7 @@ def entries_of(
         if (winner := by_id.get(study.winner or "")) is not None:
             winners[_place(winner)].append(study)
     for run in (run for run in runs if run.run_id not in trials):
-        place, planned, seed = _place(run), planned_study(run), run.config["seed"]
+        place, planned, seed = _place(run), run.planned_study, run.config["seed"]
         won = winners.get(place, [])
         # A study without a record has not ended, so its runs count only at settings that another study chose.
         cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
 from bench.results.table import Column, Table
-from bench.run_summary import planned_study, result_json
+from bench.run_summary import result_json
 from bench.store.record import RunResult, Status
 from bench.store.stores import Stores
 from bench.text import duration, number, seeds_in_words, spanned, word_of
@@ -49,7 +49,7 @@ def table(stores: Stores, runs: Sequence[RunResult], *, fold: bool) -> Table:
 
 def studies_of(stores: Stores) -> dict[str, str]:
     """The study of each run, from the study's record, else from the run's."""
-    planned = {run.run_id: study for run in stores.runs if (study := planned_study(run)) is not None}
+    planned = {run.run_id: study for run in stores.runs if (study := run.planned_study) is not None}
     return planned | {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
 
 

@@ -22,7 +22,6 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
-from bench.run_summary import planned_study
 from bench.store.block import CURVE_FIELDS
 from bench.store.files import DONE, Damaged, is_there
 from bench.store.stores import Stores
@@ -131,7 +130,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
 def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
     trials = {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
     ended = {record.name for record in stores.studies}  # whose other runs are the winner's on fresh seeds
-    for run, planned in ((run, planned_study(run)) for run in stores.runs):
+    for run, planned in ((run, run.planned_study) for run in stores.runs):
         yield {name: value for name, value in vars(run).items() if name in VIEWS["runs"]} | {
             **{name: run.config[name] for name in ("task", "opt", "seed", "data_seed")},
             "machine": run.machine,

@@ -6,6 +6,7 @@ from math import nan
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from bench.config.strict_yaml import read_yaml
 from bench.config.tuned import tuned_settings
@@ -15,7 +16,7 @@ from bench.papers.arms import Arms
 from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec
 from bench.papers.verdicts import Finding, over_readings
-from bench.text import located, why_wrong
+from bench.text import why_wrong
 
 Settings = dict[str, Any]
 Seeds = Annotated[list[int], BeforeValidator(lambda seeds: read_seeds(seeds, "seeds"))]
@@ -174,6 +175,17 @@ def _in_words(reading: Settings) -> str:
     return ", ".join(f"{name}{':' * (name in ARM_ARGUMENTS)} {text}" for name, text in words.items())
 
 
+def _located(error: ErrorDetails, content: Any) -> list[int | str]:
+    """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
+    place: list[int | str] = []
+    part: Any
+    for part in error["loc"]:
+        if (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
+            place.append(part)
+            content = content[part]
+    return [*place, error["loc"][-1]] if error["type"].startswith("missing") else place
+
+
 def load(name: str) -> Experiment:
     """The experiment of this name; a `UserError` if there is none, it is invalid, or a claim names an unknown arm."""
     check_known("experiment", [name], experiments())
@@ -182,7 +194,7 @@ def load(name: str) -> Experiment:
         experiment = Experiment.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ": ".join(map(str, located(first, content)))
+        place = ": ".join(map(str, _located(first, content)))
         raise UserError(f"{experiments()[name]}: {place}: {why_wrong(first['msg'])}") from None
     arms = {label: _with_tuned(experiment.common, arm) for label, arm in experiment.arms.items()}
     check_known("arm", (label for claim in experiment.claims for label in claim.arms), arms)

@@ -113,6 +113,11 @@ class RunResult:
         return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
 
     @property
+    def planned_study(self) -> str | None:
+        """The study that it was trained for, by its own record."""
+        return self.plan.removeprefix("study ") if self.plan and self.plan.startswith("study ") else None
+
+    @property
     def processor(self) -> str:
         """The name of the GPU, else of the CPU."""
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine")
