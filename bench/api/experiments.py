@@ -14,7 +14,7 @@ from bench.progress import doing
 RESULTS = Path(__file__).parents[2] / "results"
 """The shipped pages of papers, of a clone."""
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
-"""The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
+"""The comparison of `quickstart`. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
 HONEST = (
     f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens:\n"
     "this shows the format of a comparison, not which optimizer is best."
@@ -60,14 +60,9 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     collected = Collected.of(results, Stores([places["store"]]).tables)
     write(file, curves(collected).picture(file.suffix))
     (verdict,) = (headline(collected, problem) for problem in collected.problems)
-    boards = [quality(collected)]
-    data = {"boards": as_json(boards), "said": [verdict, HONEST], "plot": file}
-    return Answer(
-        data,
-        [summary(collected), textwrap.fill(verdict, 100), "", HONEST, NEXT],
-        boards=boards,
-        notes=[verdict, HONEST],
-    )
+    boards, said = [quality(collected)], [verdict, HONEST]
+    text = [summary(collected), textwrap.fill(verdict, 100), "", HONEST, NEXT]
+    return Answer({"boards": as_json(boards), "said": said, "plot": file}, text, boards=boards, notes=said)
 
 
 @public

@@ -264,10 +264,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
     given = _nested(options, given)
     for name in sorted(given.keys() - options.keys()):
         raise unknown_option(f"--{start}{name}", [f"--{start}{known}" for known in options])
-    raw = {name: given.get(name, option.default) for name, option in options.items()}
-    return {
-        name: _parsed(f"--{start}{name}", options[name], value) for name, value in raw.items() if value is not UNSET
-    }
+    values = [(option, given.get(name, option.default)) for name, option in options.items()]
+    return {o.name: _parsed(f"--{start}{o.name}", o, value) for o, value in values if value is not UNSET}
 
 
 def _nested(options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
