@@ -12,6 +12,7 @@ from bench.api.boards import leaderboard, plot, report
 from bench.api.calls import Call, Executing, Fitting, Names, Opt, Place, Seeds, Settings, Task, names, path_of, public
 from bench.api.checking import check
 from bench.api.experiments import quickstart, reproduce
+from bench.api.packages import new
 from bench.api.stores import list_, load, merge, show, sql
 from bench.config.values import read_seeds
 from bench.output import Answer
@@ -213,20 +214,6 @@ def doctor(*, data: Place | None = None, store: Place | None = None, progress: b
     from bench.commands import doctor as diagnoses
 
     return diagnoses.doctor(**Call({"data": data, "store": store}).places, named=data is not None)
-
-
-@public
-def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = None) -> Answer:
-    """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
-
-    Args:
-        kind: of the package.
-        name: name of the package, and of the optimizer or task: my_opt.
-        out: folder to create (default: ./NAME).
-    """
-    from bench.commands.new import new
-
-    return new(kind, name, path_of(out) or Path(name))
 
 
 @public

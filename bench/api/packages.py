@@ -6,7 +6,9 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
+from bench.api.calls import Place, path_of, public
 from bench.errors import UserError
 from bench.output import Answer
 from optimizers import OPTIMIZERS
@@ -15,8 +17,16 @@ from tasks import TASKS
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def new(kind: str, name: str, folder: Path) -> Answer:
-    """Write the package, and say how to install it; UserError if the name or the folder cannot be used."""
+@public
+def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = None) -> Answer:
+    """Write a small, complete package with an optimizer or a task of your own: class, spec, test, README.
+
+    Args:
+        kind: of the package.
+        name: name of the package, and of the optimizer or task: my_opt.
+        out: folder to create (default: ./NAME).
+    """
+    folder = path_of(out) or Path(name)
     words = {"name": name, "cls": name.title().replace("_", ""), "dist": name.replace("_", "-")}
     registry, why = OPTIMIZERS if kind == "optimizer" else TASKS, ""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) or {name, words["cls"]} & {*keyword.kwlist}:
