@@ -139,7 +139,7 @@ def test_a_file_named_tasks_py_is_not_taken_for_the_suites_own_package(tmp_path,
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "configs"
     (folder / "tuned" / "synthetic").mkdir(parents=True)
-    monkeypatch.setattr("bench.config.tuned.configs_folder", lambda: folder)
+    monkeypatch.setattr("bench.config.files.configs_folder", lambda: folder)
     monkeypatch.chdir(tmp_path)  # without a `tuned` of `bench tune`
     return folder
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bench.config.checks import check
-from bench.config.tuned import tuned_settings
+from bench.config.files import tuned_settings
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, experiments, load
 from bench.papers.reproduction import Version

@@ -14,8 +14,8 @@ import yaml
 from bench.api.calls import Call
 from bench.api.results import Run, Runs, Sweep
 from bench.config.checks import check, check_early, check_places
+from bench.config.files import Sources, TunedBy, origin_of, tuned_file
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
-from bench.config.tuned import Sources, TunedBy, origin_of, tuned_file
 from bench.config.values import Seeds, read_seeds
 from bench.errors import RunBroke, UserError
 from bench.execute import command as runs

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bench.config.files import flatten_yaml, tuned_settings
 from bench.config.options import (
     MISSING,
     Option,
@@ -23,8 +24,6 @@ from bench.config.options import (
     task_options,
     task_values,
 )
-from bench.config.strict_yaml import flatten_yaml
-from bench.config.tuned import tuned_settings
 from bench.config.values import MOST_SEED, SEED_RANGE, place
 from bench.errors import UserError, check_known, unknown_option
 from bench.text import comparable, plain

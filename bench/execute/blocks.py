@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from bench.config.checks import check, check_early
+from bench.config.files import TunedBy
 from bench.config.run_config import RunConfig
-from bench.config.tuned import TunedBy
 from bench.store.record import RunResult
 from bench.store.stores import Contents
 

@@ -6,8 +6,8 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from bench.config.checks import check_engine, check_places
+from bench.config.files import Sources
 from bench.config.run_config import RunConfig, on_device
-from bench.config.tuned import Sources
 from bench.errors import RunFailed
 from bench.execute import CONTINUES, Effort
 from bench.execute.blocks import check_all, missing

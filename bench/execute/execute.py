@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 
 from bench.config.checks import check_engine
+from bench.config.files import Sources
 from bench.config.run_config import RunConfig
-from bench.config.tuned import Sources
 from bench.errors import RunBroke, RunBusy, RunFailed
 from bench.execute.blocks import Block, Choice, block_key, check_all, cut, rectangles, stored_choice
 from bench.execute.cluster import Crew, WorkersDied

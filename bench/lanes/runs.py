@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.config.files import TunedBy
 from bench.config.run_config import RunConfig
-from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, described
 from bench.lanes.engine import Lanes
 from bench.lanes.module import LanesModule

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from bench.config.strict_yaml import read_yaml
-from bench.config.tuned import tuned_settings
+from bench.config.files import read_yaml, tuned_settings
 from bench.config.values import experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arms

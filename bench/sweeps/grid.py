@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
+from bench.config.files import flatten_yaml, tuned_settings
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, task_options
 from bench.config.run_config import RunConfig, decided, resolve
-from bench.config.strict_yaml import flatten_yaml
-from bench.config.tuned import tuned_settings
 from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_range, refuse_too_many
 from bench.errors import UserError, check_known, unknown
 from optimizers import OPTIMIZERS, LogUniform

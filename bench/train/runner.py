@@ -19,9 +19,9 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from bench import __version__, process
 from bench.config.checks import check, task_errors
+from bench.config.files import TunedBy
 from bench.config.options import imported_options
 from bench.config.run_config import RunConfig, on_device
-from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, described, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark

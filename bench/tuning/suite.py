@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from bench.config.strict_yaml import flattened, read_yaml
+from bench.config.files import flattened, read_yaml
 from bench.config.values import read_seeds, refuse_too_many, suites
 from bench.errors import UserError, unknown
 from bench.progress import doing
