@@ -107,6 +107,6 @@ def first_line(error: BaseException) -> str:
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Whether a KeyboardInterrupt caused the error: a library may fail when one passes through it."""
-    return error is not None and (
-        isinstance(error, KeyboardInterrupt) or was_interrupted(error.__cause__ or error.__context__)
-    )
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -29,7 +29,7 @@ from bench.tuning import tuned
 from bench.tuning.spec import Sampler, StudySpec, make_spec, trials_of, tuning_seeds
 from bench.tuning.study import Study as Plan
 from bench.tuning.study import StudyResult, carry_out, common_trials, results_of
-from bench.tuning.suite import Suite, Tune
+from bench.tuning.suite import Named, Suite, Tune
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -230,10 +230,8 @@ def _contest(
     of_all = {name: value for name, value in common.items() if name not in of_opts}
 
     def suite_of(names: Sequence[str], tune: Tune) -> Suite:
-        optimizers: dict[str, dict[str, Any] | None] = {
-            n: {**(of_opts if n in opts else {}), **by_opt[n]} for n in names
-        }
-        return Suite(title=task, tasks={task: {}}, optimizers=optimizers, settings=of_all, tune=tune, seeds=fresh)
+        members: Named = {name: {**(of_opts if name in opts else {}), **by_opt[name]} for name in names}
+        return Suite(title=task, tasks={task: {}}, optimizers=members, settings=of_all, tune=tune, seeds=fresh)
 
     size = suite_of(opts[:1], Tune()).specs(call.places)[0].settings["trainer.batch_size"]
     baselines = against or [default_reference(size)]

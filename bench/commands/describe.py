@@ -28,13 +28,8 @@ def optimizer(spec: OptimizerSpec) -> Answer:
             search[name], texts[f"--opt.{name}"] = asdict(axis), f"log-uniform in [{axis.low:g}, {axis.high:g}]"
         else:
             search[name], texts[f"--opt.{name}"] = list(axis), f"one of {', '.join(map(word_of, axis))}"
-    lines = [
-        f"{spec.name} (version {spec.version})",
-        *_facts(facts),
-        "",
-        "hyperparameters:",
-        *hyperparameter_rows(spec),
-    ]
+    lines = [f"{spec.name} (version {spec.version})", *_facts(facts)]
+    lines += ["", "hyperparameters:", *hyperparameter_rows(spec)]
     if spec.by_family:
         lines += ["", "defaults by family of tasks:", *_facts(spec.by_family)]
     options = _options(optimizer_options(spec))

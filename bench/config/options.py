@@ -123,9 +123,8 @@ def _option(name: str, annotation: Any, default: Any, docs: Mapping[str, str]) -
     kind = _kind(annotation, default)
     if default != MISSING and (kind is Any or not isinstance(default, (*_SIMPLE, tuple, list))):
         default = UNSET  # cannot be written in a file of settings
-    return Option(
-        name, kind | None if default is None else kind, default, docs.get(name, stored("glossary").get(name, ""))
-    )
+    text = docs.get(name, stored("glossary").get(name, ""))
+    return Option(name, kind | None if default is None else kind, default, text)
 
 
 def _kind(annotation: Any, default: Any) -> Any:
@@ -133,9 +132,7 @@ def _kind(annotation: Any, default: Any) -> Any:
     members = _members(annotation)
     if annotation is not None and all(map(_is_plain, members)):
         return annotation
-    if float in members and [getattr(member, "__name__", "") for member in members if member is not float] == [
-        "Tensor"
-    ]:
+    if {getattr(member, "__name__", "") for member in members} == {"float", "Tensor"}:
         return float  # torch's own: a number, or a tensor with one
     if isinstance(default, tuple | list) and default and all(isinstance(item, _SIMPLE) for item in default):
         return tuple[tuple(_kind(None, item) for item in default)]
