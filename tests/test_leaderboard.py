@@ -11,7 +11,7 @@ import torch
 from bench.api.boards import BOARD_NAMES
 from bench.check import catalogue
 from bench.check.run import report_of, verdict_of, write
-from bench.output import ENDINGS
+from bench.results.render import FORMATS
 from tests.entered import add_tuned, keep, make_run, seeds
 from tests.stored import Store
 
@@ -84,7 +84,7 @@ def test_rows_of_the_community_are_shown_on_request_and_marked(cli, filled, tmp_
     assert names == {"adam", "sgd", "ngd (community: someone)"}
 
 
-@pytest.mark.parametrize("ending", [*ENDINGS, ".txt"])
+@pytest.mark.parametrize("ending", [".txt", *(f".{kind}" for kind in FORMATS if kind != "table")])
 def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, ending):
     files = [tmp_path / f"{name}{ending}" for name in ("first", "second")]
     assert [cli("leaderboard", "--board", "all", "-o", file).code for file in files] == [0, 0]
