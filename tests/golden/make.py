@@ -6,7 +6,6 @@ Everything comes from commands, so that the code behind them may change. A file 
 
 import io
 import json
-import platform
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from bench.cli import main
+from bench.machine import cpu_name
 
 FOLDER = Path(__file__).parent
 REFERENCE = FOLDER.parents[1] / "results" / "reference" / "runs"
@@ -95,7 +95,7 @@ def machine() -> dict[str, str]:
     return {
         "torch": torch.__version__.partition("+")[0],
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": cpu_name().split("(")[0].split()[0],  # its vendor: MKL takes other kernels on AMD
     }
 
 
