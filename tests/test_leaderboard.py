@@ -11,7 +11,9 @@ import torch
 from bench.api.boards import BOARD_NAMES
 from bench.check import catalogue
 from bench.check.run import report_of, verdict_of, write
+from bench.config.values import community_folders
 from bench.results.render import FORMATS
+from bench.store.stores import Stores
 from tests.entered import add_tuned, keep, make_run, seeds
 from tests.stored import Store
 
@@ -80,8 +82,20 @@ def test_rows_of_the_community_are_shown_on_request_and_marked(cli, filled, tmp_
     words = ("leaderboard", "--board", "quality", "--reference", "adam", "--json")
     assert "ngd" not in cli(*words).out
     (board,) = strict(cli(*words, "--community").out)
-    names = {row["opt"] for table in board["tables"] for row in table["rows"]}
-    assert names == {"adam", "sgd", "ngd (community: someone)"}
+    flags = {row["opt"]: " ".join(row["flags"]) for table in board["tables"] for row in table["rows"]}
+    assert flags.keys() == {"adam", "sgd", "ngd (community: someone)"}
+    assert flags["ngd (community: someone)"].startswith("submitted (torch")
+    assert "ngd (community: someone)" in cli("leaderboard", "--community").out
+
+
+@pytest.mark.parametrize("runs", community_folders(), ids=lambda runs: runs.parent.name)
+def test_submissions_have_finished_runs_of_the_named_tasks(runs):
+    fields = dict(line.split(": ", 1) for line in (runs.parent / "README.md").read_text().splitlines()[:3])
+    assert list(fields) == ["optimizer", "packages", "tasks"]
+    stores = Stores([runs])
+    assert {run.config["task"] for run in stores.runs if run.finished} == {*fields["tasks"].split(",")}
+    assert {(study.opt, study.missing) for study in stores.studies} == {(fields["optimizer"], 0)}
+    assert not stores.damaged
 
 
 @pytest.mark.parametrize("ending", [".txt", *(f".{kind}" for kind in FORMATS if kind != "table")])

@@ -41,7 +41,8 @@ def mark_of(verdict: Any) -> str:
 def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set[str], list[Problem]]:
     """The verdicts by the board `quality`, of each optimizer on each problem.
 
-    Also the names of the reader's own, which are first, and the problems without any of them, if there are some.
+    Also the names of the reader's own, which are first, before those of the community, and the problems without any of
+    them, if there are some.
     """
     rows = defaultdict[str, dict[Problem, Verdict]](dict)
     for problem, entries in collected.problems.items():
@@ -57,7 +58,9 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
     own = collected.ours
     ours = {entry.name for entry in collected.chosen if entry.opt in own} & rows.keys()
     theirs = [problem for problem in collected.problems if ours and not any(problem in rows[name] for name in ours)]
-    return {name: rows[name] for name in sorted(rows, key=lambda name: (name not in ours, name))}, ours, theirs
+    first = [ours, {entry.name for entry in collected.chosen if entry.community}]
+    order = sorted(rows, key=lambda name: ([name not in names for names in first], name))
+    return {name: rows[name] for name in order}, ours, theirs
 
 
 def summary(collected: Collected) -> str:

@@ -135,7 +135,8 @@ def page(result: Reproduction) -> str:
         for words, of in finding.readings.items()
     ]
     if readings:
-        parts += ["## Readings", "Where the text, or our threshold, allows several.", _findings("reading", readings)]
+        several = "Where the text, or our threshold, allows several readings."
+        parts += ["## Readings", several, _findings("reading", readings)]
     if result.region and experiment.search:
         names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
         points = [

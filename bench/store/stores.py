@@ -84,7 +84,7 @@ class Stores(Contents):
             if is_no_folder(folder):
                 raise UserError(f"the store {folder} is a file, not a folder; name another")
             if not folder.is_dir():
-                raise UserError(f"there is no store {folder}; {HOW_TO_FILL}")
+                raise UserError(f"there is no store {folder}; check the path, or {HOW_TO_FILL}")
         self.folders = list(dict.fromkeys(folder.resolve() for folder in folders))
         self.reference, names = reference, {path.resolve(): path.parent.name for path in community}
         shipped = [*([] if reference is None else [reference.resolve()]), *names]
