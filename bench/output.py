@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from bench.config.values import community_folders, place, reference_folder
+from bench.config.values import community_folders, existing, place, reference_folder
 from bench.errors import UserError
 from bench.progress import say
 from bench.text import clean
@@ -130,8 +130,6 @@ def writing(place: Path, option: str = "--out DIR") -> Iterator[None]:
 
 def check_output(folder: Path) -> None:
     """Check before hours of training that a folder can be created and written, without leaving a trace."""
-    from bench.store.files import existing
-
     with writing(folder), TemporaryFile(dir=existing(folder)):
         pass
 

@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 from bench import __version__
 from bench.commands.data import has_files, states
+from bench.config.values import existing
 from bench.errors import first_line
 from bench.machine import cpu_name
 from bench.output import Answer
 from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
-from bench.store.files import existing
 from bench.store.stores import Contents
 from bench.text import counted
 from tasks import TASKS, TaskSpec

@@ -12,10 +12,11 @@ from typing import Any
 
 from bench.config.options import optimizer_options
 from bench.config.run_config import RunConfig
+from bench.config.values import existing
 from bench.errors import UserError, described
 from bench.machine import is_main_process
 from bench.progress import doing
-from bench.store.files import existing, making
+from bench.store.files import making
 from optimizers import TASK_VALUE, OptimizerSpec
 from optimizers.groups import REST, split_rest
 from optimizers.plugins import BROKEN, load

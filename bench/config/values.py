@@ -119,6 +119,11 @@ def is_no_folder(path: Path) -> bool:
     return os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 - False if it is not permitted
 
 
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists, even as a broken link."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+
+
 def reference_folder() -> Path | None:
     """The shipped store of reference results, or the one in `BENCH_REFERENCE`; None if there is none or it is empty."""
     named = os.environ.get("BENCH_REFERENCE")

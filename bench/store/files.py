@@ -131,11 +131,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists, even as a broken link."""
-    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-
-
 def remove(path: Path) -> None:
     """Remove an obsolete folder, link or file; failures are ignored."""
     with suppress(OSError):
