@@ -79,7 +79,8 @@ def store(quick: bool, device: str) -> Cases:
     """A store of ten thousand runs, each in its own folder: to open and to list."""
     rounds, count = (1, 100) if quick else (3, 10_000)
     with folder() as root:
-        lines = [line for path in Path("results/reference/runs").glob(f"*/{DONE}/{RUNS}") for line in path.open()]
+        files = Path("results/reference/runs").glob(f"*/{DONE}/{RUNS}")
+        lines = [line for path in files for line in path.read_text("utf-8").splitlines()]
         for k in range(count):
             run = json.loads(lines[k % len(lines)])
             run["config"]["seed"] = run["identity"]["seed"] = 10_000 + k

@@ -21,7 +21,7 @@ def test_every_subject_exists(place: str) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["synthetic", "widths", "store"])
+@pytest.mark.parametrize("name", ["synthetic", "widths", "lanes", "cifar10", "store"])
 def test_a_subject_measures(name: str) -> None:
     module, _, function = SUBJECTS[name].partition(":")
     cases = list(getattr(import_module(f"benchmarks.{module}"), function)(True, "cpu"))
