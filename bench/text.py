@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -38,6 +39,8 @@ def plain(value: Any) -> Any:
 
 def strict_json(value: Any) -> str:
     """`plain(value)` as text."""
+    with suppress(TypeError, ValueError):  # most values need no conversion, which takes longer than the writing
+        return json.dumps(value, allow_nan=False)
     return json.dumps(plain(value), allow_nan=False)
 
 
