@@ -171,4 +171,4 @@ def read_table(paths: Sequence[Path], wanted: str = ".*", *version: int) -> dict
     return {run_id: {name: values[name][i] for name in values} for i, run_id in enumerate(runs.dictionary.to_pylist())}
 
 
-_cached_table = lru_cache(maxsize=16)(read_table)  # boards read the runs of several blocks one by one
+_cached_table = lru_cache(maxsize=64)(read_table)  # boards read the runs of some twenty blocks one by one
