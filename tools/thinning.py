@@ -3,7 +3,6 @@
 Fresh seeds keep 200 rows of their curves, trials a tenth of that, their last evaluation and no measurements.
 """
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 from bench.store.block import Columns, name_of
 from bench.store.files import DONE
 from bench.store.record import RunResult
-from bench.store.reports import CheckRecord, write_report
+from bench.store.reports import write_report
 from bench.store.stores import Stores
 from bench.store.writer import write_block
 from optimizers.plugins import bare
@@ -48,14 +47,6 @@ def copy(stores: Stores, runs: Sequence[RunResult], to: Path, points: int = 200)
     return len(ids)
 
 
-def main(store: Path, to: Path) -> None:
-    """Copy the finished runs of a store, with its records of studies and checks, into a new one."""
-    stores = Stores([store])
-    print(f"{copy(stores, stores.runs, to)} runs")
-    if (store / CheckRecord.folder).is_dir():
-        shutil.copytree(store / CheckRecord.folder, to / CheckRecord.folder)
-
-
 def _thin(
     run: RunResult, tables: Mapping[str, Columns], points: int, run_ids: set[str]
 ) -> tuple[RunResult, dict[str, Columns]]:
@@ -80,4 +71,8 @@ def _thin(
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    source, target = map(Path, sys.argv[1:])
+    store = Stores([source])
+    print(f"{copy(store, store.runs, target)} runs")
+    for report in store.checks:
+        write_report(target, report)
