@@ -1,7 +1,10 @@
 """Data as people have them: each layout reads as the official files do, or the message names what is wrong."""
 
+import bz2
 import gzip
 import json
+import lzma
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -17,7 +20,7 @@ import torch
 from tasks.core.files import DataError
 from tasks.language.corpus import CorpusData
 from tasks.language.labelled_text import MNLIData, SST2Data
-from tasks.vision.images import MNISTData
+from tasks.vision.images import CIFAR10Data, MNISTData
 from tasks.vision.sources import CIFAR10, ImageSource
 from tests.conftest import Cli
 from tests.tiny_lm import decoded
@@ -44,12 +47,64 @@ def test_mnist_is_read_extracted_or_compressed_again_wherever_its_folder_is(fake
         MNISTData(fake_mnist)
 
 
+@pytest.mark.parametrize(
+    ("place", "pack"),
+    [
+        ("MNIST/raw/{}", gzip.compress),
+        ("MNIST/raw/{}.gz", bytes),
+        ("mnist/{}.GZ", gzip.compress),
+        ("{0}/{0}", bytes),
+        ("{}", bytes),
+    ],
+)
+def test_mnist_is_known_by_its_content(fake_mnist: Path, place: str, pack: Callable[[bytes], bytes]) -> None:
+    usual = MNISTData(fake_mnist)
+    for path in [*(fake_mnist / "MNIST/raw").iterdir()]:
+        content = gzip.decompress(path.read_bytes())
+        path.unlink()
+        target = fake_mnist / place.format(path.stem.replace("-idx", ".idx"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(pack(content))
+    assert MNISTData(fake_mnist).facts() == usual.facts()
+
+
+def test_other_compressed_images_are_refused_by_name(fake_mnist: Path, cli: Cli) -> None:
+    path = fake_mnist / "MNIST/raw/train-images-idx3-ubyte.gz"
+    path.rename(path.with_suffix(".xz"))
+    path.with_suffix(".xz").write_bytes(lzma.compress(b"any"))
+    answer = cli("data", "status", "--task", "mnist", "--data", fake_mnist)
+    assert answer.code == 1
+    assert "train-images-idx3-ubyte.xz is compressed (xz); decompress it" in answer.out
+
+
+def test_cifar10_is_read_wherever_its_files_are(real_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "CIFAR10").mkdir()
+    for path in (real_data / "cifar-10-batches-py").iterdir():
+        (tmp_path / "CIFAR10" / path.name).symlink_to(path.resolve())
+    assert CIFAR10Data(tmp_path, n_train=10).sizes == {"train": 10, "val": 5000, "test": 10_000}
+
+
 def test_cifar10_is_found_in_a_folder_of_its_archive(real_data: Path, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-python").mkdir()
     (tmp_path / "cifar-10-python" / "cifar-10-batches-py").symlink_to((real_data / "cifar-10-batches-py").resolve())
     for root in (tmp_path, real_data / "cifar-10-batches-py"):
         CIFAR10.require(root)
         assert all(path.is_file() for path in CIFAR10.files(root).values())
+
+
+@pytest.mark.parametrize(("member", "kind"), [("./mine/a", 0), ("/else/mine/a", 0), ("mine/b", 0), ("mine/a", 1)])
+def test_members_of_an_archive_are_found_by_name(tmp_path: Path, member: str, kind: int) -> None:
+    source = ImageSource("mine", {"a": ""}, "none", "mine.tar.gz")
+    with tarfile.open(tmp_path / "mine.tar", "w") as archive:
+        info = tarfile.TarInfo(member)
+        info.type, info.linkname = (tarfile.SYMTYPE, "/etc/passwd") if kind else (tarfile.REGTYPE, "")
+        archive.addfile(info)
+    if kind or member.endswith("b"):
+        with pytest.raises(DataError, match=r"damaged archive .*mine\.tar \(it has no a in mine\)"):
+            source.require(tmp_path)
+    else:
+        source.require(tmp_path)
+        assert (tmp_path / "mine" / "a").is_file()
 
 
 @pytest.mark.parametrize("cut", [0, 20], ids=["whole", "truncated"])
@@ -110,7 +165,31 @@ def as_csv(root: Path, sentences: list[str], labels: list[Any]) -> None:
         (root / "sst2" / f"{name}.csv").write_text("\n".join(["sentence,label", *rows, "hidden,-1"]))
 
 
-@pytest.mark.parametrize("layout", [in_shards, as_glue, as_lines, as_csv])
+def with_hashes(root: Path, sentences: list[str], labels: list[Any]) -> None:
+    in_shards(root, sentences, labels)
+    for i, path in enumerate((root / "sst2" / "data").iterdir()):
+        path.rename(path.with_name(f"{path.stem}-{i:016x}.parquet"))
+
+
+def as_renamed(root: Path, sentences: list[str], labels: list[Any]) -> None:
+    """Names of folders, files and columns in other case, `val` for `validation`, text that is not a plain string."""
+    (root / "GLUE" / "SST2").mkdir(parents=True)
+    table = pa.table({"Label": [float(i) for i in labels] + [-1.0], "Sentence": [*sentences, "hidden"]})
+    for name in ("Train", "Val"):
+        texts = table["Sentence"].cast(pa.string_view() if name == "Val" else pa.large_string())
+        pq.write_table(table.set_column(1, "Sentence", texts), root / "GLUE" / "SST2" / f"{name}.PARQUET")
+
+
+def as_lists(root: Path, sentences: list[str], labels: list[Any]) -> None:
+    """JSON lists whose first row lacks the label, and Parquet under another name."""
+    official(root, sentences, labels)
+    (root / "sst2" / "train.parquet").unlink()
+    (root / "sst2" / "validation.parquet").rename(root / "sst2" / "dev.csv")
+    rows = [{"sentence": "x"}, *({"sentence": s, "label": i} for s, i in zip(sentences, labels, strict=True))]
+    (root / "sst2" / "train.json").write_text(json.dumps(rows))
+
+
+@pytest.mark.parametrize("layout", [in_shards, as_glue, as_lines, as_csv, with_hashes, as_renamed, as_lists])
 def test_texts_read_the_same_in_any_layout(layout: Callable[..., None], tmp_path: Path) -> None:
     labels = [i % 2 for i in range(40)]
     official(tmp_path / "usual", SENTENCES, labels)
@@ -157,7 +236,38 @@ def test_mnli_is_read_as_its_authors_and_glue_publish_it(folder: str, tmp_path: 
     assert sorted(data.batch("matched", slice(0, 30)).labels.tolist()) == [0] * 10 + [1] * 10 + [2] * 10
     answer = cli("data", "status", "--task", "mnli", "--data", tmp_path)
     assert answer.code == 0
-    assert answer.out.count("whole") == 3
+    assert answer.out.count("30 rows, and 1 without a label") == 3
+    assert [*data.facts()["unlabelled"].values()] == [1, 1, 1]
+
+
+def test_texts_that_read_as_dates_stay_texts(tmp_path: Path) -> None:
+    sentences = [f"2001-01-{i % 28 + 1:02}" for i in range(40)]
+    as_lines(tmp_path, sentences, [0, 1] * 20)
+    assert SST2Data(tmp_path / "sst2", **SMALL).sizes == {"train": 36, "val": 4, "validation": 40}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "train.tsv.bz2",
+            bz2.compress(b"sentence\tlabel\n"),
+            r"train\.tsv\.bz2 is compressed \(bzip2\); decompress it",
+        ),
+        ("train.tsv", "sentence\tlabel\na\t1\n".encode("utf-16"), r"train\.tsv is not UTF-8 text \(byte 0\)"),
+        ("train.jsonl", '{"sentence": "\xe9", "label": 1}'.encode("latin-1"), r"train\.jsonl is not UTF-8 text"),
+        ("train.tsv", b"sentence\tlabel\na\tpos\n", r"row 0 has the label 'pos'; .* 1 or positive: rename your labels"),
+    ],
+)
+def test_other_tables_are_refused_by_name(name: str, content: bytes, message: str, tmp_path: Path, cli: Cli) -> None:
+    official(tmp_path, SENTENCES, [0, 1] * 20)
+    (tmp_path / "sst2" / "train.parquet").unlink()
+    (tmp_path / "sst2" / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        SST2Data(tmp_path, **SMALL)
+    answer = cli("data", "status", "--task", "sst2", "--data", tmp_path)
+    assert answer.code == 1
+    assert re.search(message, answer.out)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -170,6 +280,13 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 TEXT = "first line\nsecond líne\n" * 20
+
+
+def test_a_corpus_beginning_as_other_files_is_text(tmp_path: Path) -> None:
+    for start in ("7z is a program\n", '{"a": 1} is an object\n', "[1]\n", "{no\n"):
+        assert "".join(text_of(tmp_path / "a.txt", (start + TEXT).encode()).values()) == start + TEXT
+    pq.write_table(pa.table({"text": TEXT.splitlines()}), tmp_path / "b.txt")
+    assert "".join(text_of(tmp_path / "b.txt", (tmp_path / "b.txt").read_bytes()).values()) == TEXT
 
 
 def text_of(path: Path, content: bytes) -> dict[str, str]:
@@ -185,6 +302,8 @@ def text_of(path: Path, content: bytes) -> dict[str, str]:
         ("windows.txt", TEXT.replace("\n", "\r\n").encode()),
         ("packed.txt.gz", gzip.compress(TEXT.encode(), mtime=0)),
         ("lines.jsonl", "\n".join(json.dumps({"text": line}) for line in TEXT.splitlines()).encode()),
+        ("blank.txt", b"\n\n" + "\n".join(json.dumps({"text": line}) for line in TEXT.splitlines()).encode()),
+        ("list.txt", json.dumps([{"text": line} for line in TEXT.splitlines()], indent=1).encode()),
         ("lines.txt", "\n".join(json.dumps({"text": line, "n": 1}) for line in TEXT.splitlines()).encode()),
     ],
 )
@@ -196,6 +315,8 @@ def test_a_corpus_is_read_as_what_it_is(name: str, content: bytes, tmp_path: Pat
     ("name", "content", "message"),
     [
         ("a.zip", b"PK\x03\x04 and so on", r"a\.zip is compressed \(zip\); decompress it"),
+        ("a.txt", TEXT.replace("í", "i").encode("utf-16-le"), r"a\.txt is not UTF-8 text \(byte 1\); save it as UTF-8"),
+        ("a.csv", TEXT.encode("utf-16"), r"a\.csv is not UTF-8 text \(byte 0\)"),
         ("a.txt", b"BZh9 and so on", r"a\.txt is compressed \(bzip2\); decompress it"),
         ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], r"damaged data file .*a\.txt\.gz"),
         ("a.jsonl", b'{"line": "x"}\n', r"a\.jsonl has no column 'text', only line"),

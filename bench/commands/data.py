@@ -14,7 +14,7 @@ from bench.results.render import shown
 from bench.results.table import Table
 from tasks import TASKS, TaskSpec
 from tasks.core.files import DataError, md5
-from tasks.core.tables import amount
+from tasks.core.tables import amount, kind_of
 from tasks.language.sources import find, here
 
 
@@ -24,6 +24,7 @@ class FileState(NamedTuple):
     path: Path
     state: str
     size: str = ""
+    why: str = ""  # it is damaged, if more is known
 
 
 def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -> Answer:
@@ -52,6 +53,7 @@ def data(what: str, task: str | None, root: Path, settings: Mapping[str, Any]) -
         answers.append({"task": name, "folder": folder, "files": [file._asdict() for file in files]})
         rows = [(file.path.name, file.size, file.state) for file in files]
         lines += [f"{name}: {folder}", *shown(Table.of([""] * 3, rows), "  ")]
+        lines += [f"  {file.why}" for file in files if file.why]
         if {"missing", "damaged"} & {file.state for file in files}:
             words = ["bench", "data", "prepare", "--task", name, *as_options(settings), "--data", str(root)]
             lines.append(f"  delete damaged files, and copy missing ones there, or fetch them: {shlex.join(words)}")
@@ -78,13 +80,19 @@ def _state(source: Any, name: str, path: Path, is_alone: bool) -> FileState:
     """The state of a file; one that is not alone is a shard, whose official size is not known."""
     if not path.is_file():
         return FileState(path, "missing")
-    unit = "rows" if path.suffix == ".parquet" else "bytes"
     try:
-        size = f"{(count := amount(path)):,} {unit}"
         if hasattr(source, "md5"):
-            return FileState(path, "whole" if md5(path) == source.md5[name] else "damaged", size)
-    except DataError:
-        return FileState(path, "damaged", f"{path.stat().st_size:,} bytes")
+            state = "whole" if md5(path) == source.md5[name] else "damaged"
+            return FileState(path, state, f"{path.stat().st_size:,} bytes")
+        count, unit, dropped = amount(path), "bytes", 0
+        if kind := kind_of(path) or source.label:
+            unit = "rows"
+            if kind != "parquet":
+                rows, dropped = source.read([path], source.columns)
+                count = len(rows)
+    except DataError as error:
+        return FileState(path, "damaged", f"{path.stat().st_size:,} bytes", str(error))
     official = source.expected[name][1]  # which is None if it is not known
-    is_whole = not is_alone or path.suffix not in (".parquet", ".txt") or official in (None, count)
+    is_whole = not is_alone or path.suffix == ".gz" or official in (None, count)
+    size = f"{count:,} {unit}" + f", and {dropped:,} without a label" * (dropped > 0)
     return FileState(path, "whole" if is_whole else f"part of {official:,} {unit}", size)

@@ -3,31 +3,88 @@
 import gzip
 import hashlib
 import json
+import re
 import shutil
 import tarfile
 import traceback
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 """The clone of the suite, or where an installed package is."""
 
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+"""Endings of compressed files."""
+_COMPRESSED = {
+    b"PK\x03\x04": "zip", b"PK\x05\x06": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x04\x22\x4d\x18": "LZ4",
+}  # fmt: skip
+_BETWEEN = {"data", "raw", "glue", "gluedata"}  # folders with those of data sets, or within them
+
 
 class DataError(Exception):
     """Data are missing or damaged, or cannot be fetched or cached; the message says which file and what to do."""
 
 
-def md5(path: Path) -> str:
-    """MD5 of a file's content, uncompressed if its name ends in .gz, as 32 hex digits."""
+def folders_of(root: Path, names: Iterable[str]) -> list[Path]:
+    """Folders of these names in the data folder and in each other, whatever their case and punctuation."""
+    known = {_key(name) for name in names} - {""}
+
+    def walk(folder: Path, is_known: bool, depth: int) -> Iterator[Path]:
+        if is_known:
+            yield folder
+        for inner in sorted(folder.iterdir()) if depth and folder.is_dir() else ():
+            if (key := _key(inner.name)) in known | _BETWEEN and inner.is_dir():
+                yield from walk(inner, is_known or key in known, depth - 1)
+
+    return [*walk(root, _key(root.resolve().name) in known, 3)]
+
+
+def find_file(folders: Iterable[Path], names: Sequence[str]) -> Path | None:
+    """The first file of one of these names, whatever their case and punctuation, compressed or not."""
+    for folder in folders:
+        here = {_key(path.name): path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+        for key in (_key(name + ending) for name in names for ending in ("", *PACKED)):
+            if key in here and here[key].is_file():
+                return here[key]
+    return None
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[Any]:
+    """A file's content, uncompressed if it is gzip's, whatever its name."""
+    with readable(path), path.open("rb") as raw:
+        first = raw.read(6)
+        raw.seek(0)
+        for magic, kind in _COMPRESSED.items():
+            if first.startswith(magic):
+                raise DataError(f"{path} is compressed ({kind}); decompress it")
+        with gzip.open(raw) if first.startswith(b"\x1f\x8b") else raw as file:
+            yield file
+
+
+@contextmanager
+def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Name the file in the error if it cannot be read, because of these errors or the system's."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = f"damaged data file {path}: {path.stat().st_size:,} bytes ({error})"
+        yield
+    except (OSError, EOFError, zlib.error, *errors) as error:
+        what = f"damaged data file {path} ({one_line(error)})"
         raise DataError(f"{what}; delete it and copy or download it again") from None
+
+
+def md5(path: Path) -> str:
+    """MD5 of a file's content, uncompressed, as 32 hex digits."""
+    with open_bytes(path) as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def digest_of(*parts: Any) -> str:
@@ -75,13 +132,16 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
         try:
             with tarfile.open(archive) as members:
                 # Not `extractall(filter="data")`, which came with Python 3.11.4: Debian 12 has 3.11.2.
-                wanted = {f"{folder.name}/{name}": name for name in names}
                 for member in members:
-                    if member.name in wanted and (file := members.extractfile(member)):
-                        with (Path(temporary) / wanted[member.name]).open("wb") as copy:
+                    *_, parent, name = "", *PurePosixPath(member.name).parts
+                    is_wanted = member.isfile() and parent == folder.name and name in names
+                    if is_wanted and (file := members.extractfile(member)):
+                        with (Path(temporary) / name).open("wb") as copy:
                             shutil.copyfileobj(file, copy)
+            if missing := [name for name in names if not (Path(temporary) / name).exists()]:
+                raise EOFError(f"it has no {', '.join(missing)} in {folder.name}")
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-            what = f"damaged archive {archive} ({error or 'it is truncated'})"
+            what = f"damaged archive {archive} ({one_line(error)})"
             raise DataError(f"{what}; delete it and copy or download it again") from None
         folder.mkdir(exist_ok=True)
         for path in Path(temporary).iterdir():

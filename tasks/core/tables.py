@@ -1,24 +1,21 @@
 """Tables as people have them: Parquet and its shards, JSON lines, CSV and TSV, compressed or not."""
 
-import gzip
 import hashlib
 import importlib
 import io
 import json
 import os
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.files import DataError, digest_of, not_installed, one_line
+from tasks.core.files import PACKED, DataError, digest_of, find_file, not_installed, one_line, open_bytes, readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
-_COMPRESSED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"7z": "7z"}
+ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
@@ -50,49 +47,70 @@ def fetch(hub: Hub | None, split: str, path: Path) -> None:
 
 def find_files(folders: Iterable[Path], stems: Sequence[str]) -> list[Path]:
     """The file of one of these names without ending, or its shards as on the Hugging Face Hub; empty without any."""
-    for folder in folders:
+    for folder in filter(Path.is_dir, folders):
         for stem in stems:
-            for ending in ENDINGS:
-                for path in (folder / f"{stem}{ending}", folder / f"{stem}{ending}.gz"):
-                    if path.is_file():
-                        return [path]
-            shards = sorted(folder.glob(f"{stem}-[0-9]*-of-[0-9]*.parquet"))
-            if shards:
-                count = int(shards[0].stem.rpartition("-of-")[2])
-                names = [f"{stem}-{i:05}-of-{count:05}.parquet" for i in range(count)]
-                if missing := [name for name in names if not (folder / name).is_file()]:
-                    raise DataError(f"missing data: {', '.join(missing[:3])} expected in {folder}, beside other shards")
-                return [folder / name for name in names]
+            if path := find_file([folder], [stem + ending for ending in (*ENDINGS, ".txt")]):
+                return [path]
+            pattern = rf"{re.escape(stem)}-(\d+)-of-(\d+)(-\w+)?(\.\w+)+"  # some have a hash
+            named = [(path, re.fullmatch(pattern, path.name)) for path in sorted(folder.iterdir())]
+            if shards := {(int(name[2]), int(name[1])): path for path, name in named if name}:
+                count = min(shards)[0]
+                ending = "".join(shards[min(shards)].suffixes)
+                if missing := [i for i in range(count) if (count, i) not in shards]:
+                    names = ", ".join(f"{stem}-{i:05}-of-{count:05}{ending}" for i in missing[:3])
+                    raise DataError(f"missing data: {names} expected in {folder}, beside other shards; copy them there")
+                return [shards[count, i] for i in range(count)]
     return []
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file is a table, by its name, or JSON lines by its content."""
-    if path.name.removesuffix(".gz").endswith(ENDINGS):
-        return True
-    with open_bytes(path) as file, suppress(ValueError):
-        return isinstance(json.loads(file.read(2**20).removeprefix(_MARK).partition(b"\n")[0]), dict)
-    return False
+def kind_of(path: Path) -> str:
+    """What a file is: `parquet`, `json` (a list or lines), `csv` or `tsv`, by its content, or else by its name.
+
+    Empty for plain text.
+    """
+    name = path.name.lower()
+    for ending in PACKED:
+        name = name.removesuffix(ending)
+    with open_bytes(path) as file:
+        content = file.read(2**20).removeprefix(_MARK).lstrip()
+        if content.startswith(b"PAR1"):
+            return "parquet"
+        if name.endswith(ENDINGS):
+            return name.rpartition(".")[2]
+        if not content.startswith((b"{", b"[")):
+            return ""
+        content += file.read()
+    try:
+        text = content.decode().removeprefix("[").lstrip()
+        value, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return ""
+    return "json" if isinstance(value, dict) and text[end:].lstrip(" \r,")[:1] in ("", "\n", "]", "{") else ""
 
 
-def read_rows(path: Path, texts: Collection[str]) -> "pa.Table":
-    """The table in a file, by its ending: Parquet, JSON lines or a JSON list, CSV, or TSV as GLUE has it, unquoted.
+def read_rows(path: Path, texts: Collection[str], kind: str) -> "pa.Table":
+    """The table in a file of this kind (`kind_of`). TSV is unquoted, as GLUE has it.
 
-    Values of the columns `texts` are texts, even if they read as numbers.
+    Values of the columns `texts` are texts, even if they read as numbers or dates.
     """
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.json
     import pyarrow.parquet as pq
 
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet":
-        with readable(path):
-            table = pq.read_table(path)
+        with readable(path, pa.ArrowException), open_bytes(path) as file:
+            table = pq.read_table(file)
             table.validate(full=True)  # texts are UTF-8
             return table
     with open_bytes(path) as file:
         content = file.read().removeprefix(_MARK)
+    try:
+        if "\0" in content.decode():  # as in UTF-16
+            raise not_text(path, content.index(b"\0"))
+    except UnicodeDecodeError as error:
+        raise not_text(path, error.start) from None
+    strings = [(name, pa.string()) for name in texts]
     try:
         if kind in ("csv", "tsv"):
             style: Any = {"newlines_in_values": True} if kind == "csv" else {"delimiter": "\t", "quote_char": False}
@@ -100,46 +118,30 @@ def read_rows(path: Path, texts: Collection[str]) -> "pa.Table":
                 io.BytesIO(content),
                 pyarrow.csv.ReadOptions(block_size=2**26),
                 pyarrow.csv.ParseOptions(**style),
-                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
+                pyarrow.csv.ConvertOptions(column_types=dict(strings)),
             )
-        if content.lstrip()[:1] == b"[":
-            return pa.Table.from_pylist(json.loads(content))
-        return pyarrow.json.read_json(io.BytesIO(content), pyarrow.json.ReadOptions(block_size=2**26))
-    except (ValueError, TypeError, AttributeError) as error:  # includes errors of pyarrow and of JSON
+        if content.lstrip().startswith(b"["):
+            content = "\n".join(map(json.dumps, json.loads(content))).encode()
+        options = pyarrow.json.ReadOptions(block_size=2**26), pyarrow.json.ParseOptions(pa.schema(strings))
+        table = pyarrow.json.read_json(io.BytesIO(content), *options)
+        # A column of the schema is there even if no row has it.
+        return table.select([name for name in table.column_names if table[name].null_count < len(table)])
+    except (ValueError, TypeError) as error:  # includes errors of pyarrow and of JSON
         raise DataError(f"{path} is no {kind.upper()} table ({one_line(error)}); repair it") from None
 
 
-@contextmanager
-def open_bytes(path: Path) -> Iterator[Any]:
-    """A file's content, uncompressed if it is gzip's."""
-    with readable(path), path.open("rb") as raw:
-        first = raw.read(6)
-        raw.seek(0)
-        for magic, kind in _COMPRESSED.items():
-            if first.startswith(magic):
-                raise DataError(f"{path} is compressed ({kind}); decompress it")
-        with gzip.open(raw) if first.startswith(b"\x1f\x8b") else raw as file:
-            yield file
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Name the file in the error if it cannot be read."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        what = f"damaged data file {path} ({one_line(error)})"
-        raise DataError(f"{what}; delete it and copy or download it again") from None
+def not_text(path: Path, at: int) -> DataError:
+    """The error about a file that has no UTF-8 text at this byte."""
+    return DataError(f"{path} is not UTF-8 text (byte {at}); save it as UTF-8")
 
 
 def amount(path: Path) -> int:
     """Rows of a Parquet file, bytes of any other file."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with readable(path):
-        return pq.read_metadata(path).num_rows if path.suffix == ".parquet" else path.stat().st_size
+    with readable(path, pa.ArrowException):
+        return pq.read_metadata(path).num_rows if kind_of(path) == "parquet" else path.stat().st_size
 
 
 def sha256(path: Path, *shards: Path) -> str:

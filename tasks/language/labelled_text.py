@@ -102,6 +102,7 @@ class TextData(TaskData):
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
         self._kind: Any = np.uint16 if self.vocab_size <= 2**16 else np.int32  # the smallest that holds all tokens
+        self._dropped = dict[str, int]()
         self._place({split: self._encoded(split) for split in source.expected}, n_train, max_length)
 
     def _open(self, root: Path, dataset: str | None) -> TextSource:
@@ -139,7 +140,10 @@ class TextData(TaskData):
             return self._encode(split, table), {"dropped": dropped}
 
         meaning = source.columns, source.num_classes, source.threshold, tokenizer.to_str()
-        return cached(self.digests[split], meaning, make)[0]
+        rows, record = cached(self.digests[split], meaning, make)
+        if record["dropped"]:
+            self._dropped[source.expected[split][0]] = record["dropped"]
+        return rows
 
     def _encode(self, split: str, table: "pa.Table") -> Rows:
         """The rows of a split, by name.
@@ -211,8 +215,12 @@ class TextData(TaskData):
         self._columns = torch.arange(length)
 
     def facts(self) -> dict[str, Any]:
-        """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size."""
+        """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size.
+
+        Where rows were left out for want of a label, `unlabelled` has their number by file.
+        """
         return {
+            **({"unlabelled": self._dropped} if self._dropped else {}),
             "files": {self.source.expected[split][0]: value[:16] for split, value in self.digests.items()},
             "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
             "tokenizer": digest_of(self.tokenizer.to_str())[:16],

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import DataError, require_present
-from tasks.core.tables import Hub, fetch, find_files, read_rows
+from tasks.core.files import DataError, folders_of, require_present
+from tasks.core.tables import Hub, fetch, find_files, kind_of, read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NO_LABEL = ("-", "-1", "", "none")
+_NO_LABEL = ("-", "-1", "", "none", "nan")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class TextSource:
     hub: Hub | None = None
     stand_in: str = ""  # note in results if these stand in for other data
     more: tuple[str, ...] = ()  # other required columns with texts
-    also: tuple[str, ...] = ()  # other folders that people have
-    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other names without ending, by split
+    also: tuple[str, ...] = ()  # other names of the folder
+    prefix: str = ""  # of names of files elsewhere
     renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the official names there
     classes: tuple[str, ...] = ()  # the labels in words; then rows without a label are left out
     separator: str = "\n"  # text added after every row of a corpus
@@ -49,14 +49,16 @@ class TextSource:
 
     def files(self, root: Path) -> dict[str, list[Path]]:
         """The files of each split in this data folder, in any layout; for a missing one, where it is expected."""
-        folders = [root / name / inner for name in (self.folder, *self.also) for inner in ("", "data")]
-        files = {}
+        folders, files = list[Path](), {}
         for split, (name, _) in self.expected.items():
             official = root / self.folder / name
             part = official.with_name(f"{official.stem}_part{official.suffix}")
-            single = next((path for path in (official, part) if path.is_file()), None)
-            stems = (official.stem, *self.stems.get(split, ()))
-            files[split] = [single] if single else find_files(folders, stems) or [official]
+            if single := next((path for path in (official, part) if path.is_file()), None):
+                files[split] = [single]
+                continue
+            folders = folders or [official.parent, *folders_of(root, [self.folder, *self.also])]
+            stems = [official.stem.replace("validation", word) for word in ("validation", "dev", "val", "valid")]
+            files[split] = find_files(folders, [*stems, *(self.prefix + stem for stem in stems)]) or [official]
         return files
 
     def require(self, root: Path) -> None:
@@ -87,8 +89,10 @@ class TextSource:
         import pyarrow as pa
 
         texts = {*self.texts, *self.more}
-        table = read_rows(path, texts | {old for old, new in self.renamed.items() if new in texts})
-        columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(table.column_names)])}
+        kind = kind_of(path) or "tsv"
+        table = read_rows(path, texts | {old for old, new in self.renamed.items() if new in texts}, kind)
+        lower = [name.lower() for name in table.column_names]
+        columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(lower)])}
         for name in names:
             if name not in columns:
                 what = f"{path} has no column {name!r}, only {', '.join(table.column_names)}"
@@ -98,10 +102,12 @@ class TextSource:
         table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
             if table[name].null_count or str(table[name].type) not in ("string", "large_string"):
-                for row, value in enumerate(table[name].to_pylist()):
+                values = table[name].to_pylist()
+                for row, value in enumerate(values):
                     if not isinstance(value, str):
-                        what = f"{path}: row {row} has no text in column {name!r} but {value!r}"
+                        what = f"{path}: row {row} has no text in column {name!r} but {repr(value)[:80]}"
                         raise DataError(f"{what}; remove such rows")
+                table = table.set_column(names.index(name), name, pa.array(values, pa.string()))
         if self.label not in names or not (self.classes or self.threshold):
             return table, 0
         labels = pa.array(self._labels(path, table[self.label]), pa.int64())
@@ -116,9 +122,10 @@ class TextSource:
                 if not isinstance(share, int | float) or not 0 <= share <= 1:
                     raise DataError(f"{path}: row {row} has {self.label} {share}; it must be a share in [0, 1]")
             return [int(share >= self.threshold) for share in shares]
-        known = {form: i for i, name in enumerate(self.classes) for form in (name, str(i), f"{i}.0")}
+        known = {form: i for i, name in enumerate(self.classes) for form in (name, str(i))}
         words = [str(word).strip() for word in column.to_pylist()]
-        labels = [None if word.lower() in _NO_LABEL else known.get(word.lower(), -1) for word in words]
+        forms = [word.lower().removesuffix(".0") for word in words]
+        labels = [None if form in _NO_LABEL else known.get(form, -1) for form in forms]
         if -1 in labels:
             row, known_words = labels.index(-1), ", ".join(f"{i} or {name}" for i, name in enumerate(self.classes))
             what = f"{path}: row {row} has the {self.label} {words[row]!r}"
@@ -140,12 +147,8 @@ MNLI = TextSource(
     num_classes=3,
     n_val=5_000,
     salt="mnli",
-    also=("MNLI", "glue/mnli", "GLUE/MNLI", "glue_data/MNLI", "multinli_1.0"),
-    stems={
-        "train": ("multinli_1.0_train",),
-        "matched": ("dev_matched", "multinli_1.0_dev_matched"),
-        "mismatched": ("dev_mismatched", "multinli_1.0_dev_mismatched"),
-    },
+    also=("multinli_1.0",),
+    prefix="multinli_1.0_",
     renamed={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
     classes=("entailment", "neutral", "contradiction"),
     hub=Hub(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
@@ -158,8 +161,6 @@ SST2 = TextSource(
     num_classes=2,
     n_val=2_000,
     salt="sst2",
-    also=("SST-2", "glue/sst2", "GLUE/SST-2", "glue_data/SST-2"),
-    stems={"validation": ("dev",)},
     classes=("negative", "positive"),
     hub=Hub(_GLUE, "sst2", {"train": "train", "validation": "validation"}),
 )
@@ -199,6 +200,7 @@ CORPORA = {
     "wikitext103": TextSource(
         "wikitext103",
         {"train": ("train.parquet", 1_801_350), "val": ("validation.parquet", 3_760), "test": ("test.parquet", 4_358)},
+        also=("wikitext-103-v1",),
         separator="",  # its rows are lines, with their line ends
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),

@@ -1,7 +1,6 @@
 """Images that live on the device as one uint8 tensor, shifted and flipped there in training."""
 
-import gzip
-import zlib
+import pickle
 from abc import abstractmethod
 from collections.abc import Mapping
 from hashlib import sha256
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from optimizers.step_size import check_range
 from tasks.core.data import TaskData
-from tasks.core.files import DataError, splits_of
+from tasks.core.files import DataError, find_file, open_bytes, readable, splits_of
 from tasks.core.order import split_hash, validation_rows
 from tasks.core.randomness import BatchRandomness
 from tasks.vision.sources import CIFAR10, MNIST
@@ -138,18 +137,15 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
     The file may also exist with .gz, or without it. One that is missing, damaged, or of another type is a DataError.
     """
     path = Path(path)
-    forms = path, path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    file = next((file for file in forms if file.is_file()), None)
+    file = find_file([path.parent], [path.name.removesuffix(".gz")])
     if file is None:
         raise DataError(f"missing data: {path.name} expected in {path.parent}; copy it there, or set --data DIR")
-    try:
-        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    with readable(file, ValueError), open_bytes(file) as content:
+        raw = content.read()
         if raw[:3] != b"\0\0\x08":
             raise ValueError(f"it begins with {raw[:4].hex()}, and IDX files of uint8 with 0000 08")
         shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"damaged data file {file} ({error}); delete it and copy it again") from None
 
 
 class MNISTData(ImageData):
@@ -180,10 +176,17 @@ class CIFAR10Data(ImageData):
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
-        """The content of the pickles."""
-        from torchvision import datasets
-
+        """The content of the pickles, after a check of their MD5."""
         CIFAR10.require_whole(root)
-        folder = CIFAR10.find(root).parent
-        read = {split: datasets.CIFAR10(str(folder), train=split == "train") for split in ("train", "test")}
-        return {split: (dataset.data, dataset.targets) for split, dataset in read.items()}
+        batches = dict[str, list[Any]](train=[], test=[])
+        for name, path in CIFAR10.files(root).items():
+            if name != "batches.meta":
+                with open_bytes(path) as file:
+                    batches["test" if name == "test_batch" else "train"].append(pickle.load(file, encoding="latin1"))
+        return {
+            split: (
+                np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1),
+                np.concatenate([part["labels"] for part in parts]),
+            )
+            for split, parts in batches.items()
+        }

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tasks.core.files import DataError, md5, require_present, unpack
+from tasks.core.files import DataError, find_file, folders_of, md5, require_present, unpack
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Image files in torchvision's folders, compressed or not."""
+    """Image files in torchvision's folders, or in those that people have, compressed or not."""
 
     folder: str  # below the data folder
     md5: dict[str, str]  # by file name, of the uncompressed content
@@ -22,31 +22,23 @@ class ImageSource:
     ending: str = ""  # of the files as published: `.gz` or nothing
     url: str = ""  # of a published file, asked for first, since torchvision takes seconds to import
 
-    def find(self, root: Path) -> Path:
-        """The folder of the files: where torchvision puts it, where unpacking an archive by hand does, or `root`."""
-        inner = Path(self.folder).name
-        by_hand = self.archive.partition(".")[0] or Path(self.folder).parts[0]
-        places = [root / self.folder, root / by_hand / inner, root / by_hand, root / inner]
-        places += [root] * (root.resolve().name == inner)
-        names = [f"{name}{ending}" for name in self.md5 for ending in ("", ".gz")]
-        return next((place for place in places if any((place / name).is_file() for name in names)), places[0])
-
     def files(self, root: Path) -> dict[str, Path]:
         """The files by name; for a missing one, where it is expected."""
-        folder = self.find(root)
-        return {
-            name: next(
-                (path for path in (folder / name, folder / f"{name}.gz") if path.is_file()),
-                folder / f"{name}{self.ending}",
-            )
-            for name in self.md5
-        }
+        folders = [root / self.folder, *self._folders(root), root]
+        found = {name: find_file(folders, [name]) for name in self.md5}
+        home = next((path.parent for path in found.values() if path), folders[0])
+        return {name: path or home / f"{name}{self.ending}" for name, path in found.items()}
+
+    def _folders(self, root: Path) -> list[Path]:
+        """Where torchvision puts the files, or unpacking by hand does."""
+        return folders_of(root, [*Path(self.folder).parts, self.dataset, self.archive.partition(".")[0], *self.md5])
 
     def require(self, root: Path) -> None:
         """Make sure that the files exist; unpack or download them if not, or raise a DataError."""
-        archive = root / self.archive
-        if archive.is_file() and not all(path.is_file() for path in self.files(root).values()):
-            unpack(archive, root / self.folder, self.md5)
+        if self.archive and not all(path.is_file() for path in self.files(root).values()):
+            stem = self.archive.partition(".")[0]
+            if archive := find_file([root, *self._folders(root)], [f"{stem}.tar", f"{stem}.tgz"]):
+                unpack(archive, root / self.folder, self.md5)
         require_present(self.files(root).values(), lambda _: self._download(root))
 
     def _download(self, root: Path) -> None:
