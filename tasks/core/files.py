@@ -17,12 +17,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 """The clone of the suite, or where an installed package is."""
 
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-"""Endings of compressed files."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")  # endings of compressed files
 _COMPRESSED = {
-    b"PK\x03\x04": "zip", b"PK\x05\x06": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x04\x22\x4d\x18": "LZ4",
-}  # fmt: skip
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"(\xb5/\xfd": "Zstandard",
+    b"7z\xbc": "7z",
+}
 _BETWEEN = {"data", "raw", "glue", "gluedata"}  # folders with those of data sets, or within them
 
 
@@ -62,8 +64,7 @@ def _key(name: str) -> str:
 def open_bytes(path: Path) -> Iterator[Any]:
     """A file's content, uncompressed if it is gzip's, whatever its name."""
     with readable(path), path.open("rb") as raw:
-        first = raw.read(6)
-        raw.seek(0)
+        first = raw.peek(6)
         for magic, kind in _COMPRESSED.items():
             if first.startswith(magic):
                 raise DataError(f"{path} is compressed ({kind}); decompress it")
@@ -73,9 +74,11 @@ def open_bytes(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Name the file in the error if it cannot be read, because of these errors or the system's."""
+    """Name the file in the error if it cannot be read, because of these errors or the system's, or is no text."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except (OSError, EOFError, zlib.error, *errors) as error:
         what = f"damaged data file {path} ({one_line(error)})"
         raise DataError(f"{what}; delete it and copy or download it again") from None
@@ -127,7 +130,7 @@ def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name."""
+    """Unpack the files of these names from a tar archive of a folder of its name."""
     with TemporaryDirectory(dir=folder.parent) as temporary:
         try:
             with tarfile.open(archive) as members:
@@ -145,8 +148,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
             raise DataError(f"{what}; delete it and copy or download it again") from None
         folder.mkdir(exist_ok=True)
         for path in Path(temporary).iterdir():
-            if not (folder / path.name).exists():
-                path.replace(folder / path.name)
+            path.replace(folder / path.name)
 
 
 def not_installed(package: str, extra: str) -> str:

@@ -52,40 +52,29 @@ def find_files(folders: Iterable[Path], stems: Sequence[str]) -> list[Path]:
             if path := find_file([folder], [stem + ending for ending in (*ENDINGS, ".txt")]):
                 return [path]
             pattern = rf"{re.escape(stem)}-(\d+)-of-(\d+)(-\w+)?(\.\w+)+"  # some have a hash
-            named = [(path, re.fullmatch(pattern, path.name)) for path in sorted(folder.iterdir())]
-            if shards := {(int(name[2]), int(name[1])): path for path, name in named if name}:
-                count = min(shards)[0]
-                ending = "".join(shards[min(shards)].suffixes)
-                if missing := [i for i in range(count) if (count, i) not in shards]:
-                    names = ", ".join(f"{stem}-{i:05}-of-{count:05}{ending}" for i in missing[:3])
-                    raise DataError(f"missing data: {names} expected in {folder}, beside other shards; copy them there")
+            named = filter(None, (re.fullmatch(pattern, path.name) for path in sorted(folder.iterdir())))
+            if shards := {(int(name[2]), int(name[1])): folder / name[0] for name in named}:
+                count, end = min(shards)[0], shards[min(shards)].suffix
+                if missing := [f"{stem}-{i:05}-of-{count:05}{end}" for i in range(count) if (count, i) not in shards]:
+                    what = f"missing data: {', '.join(missing[:3])} expected in {folder}, beside other shards"
+                    raise DataError(f"{what}; copy them there")
                 return [shards[count, i] for i in range(count)]
     return []
 
 
 def kind_of(path: Path) -> str:
-    """What a file is: `parquet`, `json` (a list or lines), `csv` or `tsv`, by its content, or else by its name.
-
-    Empty for plain text.
-    """
-    name = path.name.lower()
-    for ending in PACKED:
-        name = name.removesuffix(ending)
+    """A table's kind, such as `csv`, by its content or else by its name; empty for plain text."""
+    name = Path(path.name.lower())
+    ending = Path(name.stem).suffix if name.suffix in PACKED else name.suffix
     with open_bytes(path) as file:
-        content = file.read(2**20).removeprefix(_MARK).lstrip()
-        if content.startswith(b"PAR1"):
-            return "parquet"
-        if name.endswith(ENDINGS):
-            return name.rpartition(".")[2]
-        if not content.startswith((b"{", b"[")):
-            return ""
-        content += file.read()
-    try:
-        text = content.decode().removeprefix("[").lstrip()
-        value, end = json.JSONDecoder().raw_decode(text)
-    except ValueError:
-        return ""
-    return "json" if isinstance(value, dict) and text[end:].lstrip(" \r,")[:1] in ("", "\n", "]", "{") else ""
+        start = file.read(2**10)
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if (at := start.find(0)) >= 0 and ending != ".parquet":  # such as UTF-16
+        raise DataError(f"{path} is not UTF-8 text (byte {at}); save it as UTF-8")
+    if ending in ENDINGS:
+        return ending[1:]
+    return "json" if re.match(rb'\[?\s*\{\s*"(\\.|[^"\\\n])*"\s*:', start.removeprefix(_MARK).lstrip()) else ""
 
 
 def read_rows(path: Path, texts: Collection[str], kind: str) -> "pa.Table":
@@ -105,11 +94,7 @@ def read_rows(path: Path, texts: Collection[str], kind: str) -> "pa.Table":
             return table
     with open_bytes(path) as file:
         content = file.read().removeprefix(_MARK)
-    try:
-        if "\0" in content.decode():  # as in UTF-16
-            raise not_text(path, content.index(b"\0"))
-    except UnicodeDecodeError as error:
-        raise not_text(path, error.start) from None
+        content.decode()  # fails if it is no UTF-8
     strings = [(name, pa.string()) for name in texts]
     try:
         if kind in ("csv", "tsv"):
@@ -130,18 +115,12 @@ def read_rows(path: Path, texts: Collection[str], kind: str) -> "pa.Table":
         raise DataError(f"{path} is no {kind.upper()} table ({one_line(error)}); repair it") from None
 
 
-def not_text(path: Path, at: int) -> DataError:
-    """The error about a file that has no UTF-8 text at this byte."""
-    return DataError(f"{path} is not UTF-8 text (byte {at}); save it as UTF-8")
-
-
 def amount(path: Path) -> int:
     """Rows of a Parquet file, bytes of any other file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with readable(path, pa.ArrowException):
-        return pq.read_metadata(path).num_rows if kind_of(path) == "parquet" else path.stat().st_size
+    with readable(path, ValueError), open_bytes(path) as file:
+        return pq.read_metadata(file).num_rows if kind_of(path) == "parquet" else path.stat().st_size
 
 
 def sha256(path: Path, *shards: Path) -> str:

@@ -23,7 +23,7 @@ from tasks.core.cache import Entry, cached
 from tasks.core.data import TaskData
 from tasks.core.files import DataError, digest_of, open_bytes
 from tasks.core.randomness import BatchRandomness
-from tasks.core.tables import amount, kind_of, not_text, sha256
+from tasks.core.tables import amount, kind_of, sha256
 from tasks.language.sources import CORPORA, TextSource, find
 from tasks.language.vocabulary import (
     BYTES,
@@ -192,15 +192,10 @@ def _splits(source: TextSource, files: Mapping[str, Sequence[Path]]) -> dict[str
 def _chunks(source: TextSource, path: Path) -> Iterator[str]:
     """The text of a file in pieces that end with a line or a row, without loss."""
     if not kind_of(path):
-        try:
-            # Universal line ends: a text with CRLF is the same text.
-            with open_bytes(path) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
-                while chunk := file.read(_CHUNK):
-                    if "\0" in chunk:  # as in UTF-16
-                        raise not_text(path, chunk.index("\0"))
-                    yield chunk + file.readline()
-        except UnicodeDecodeError as error:
-            raise not_text(path, error.start) from None
+        # Universal line ends: a text with CRLF is the same text.
+        with open_bytes(path) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk + file.readline()
         return
     rows, size = list[str](), 0
     for batch in source.read([path], ["text"])[0].to_batches(1000):

@@ -141,8 +141,7 @@ class TextData(TaskData):
 
         meaning = source.columns, source.num_classes, source.threshold, tokenizer.to_str()
         rows, record = cached(self.digests[split], meaning, make)
-        if record["dropped"]:
-            self._dropped[source.expected[split][0]] = record["dropped"]
+        self._dropped[source.expected[split][0]] = record["dropped"]
         return rows
 
     def _encode(self, split: str, table: "pa.Table") -> Rows:
@@ -215,12 +214,9 @@ class TextData(TaskData):
         self._columns = torch.arange(length)
 
     def facts(self) -> dict[str, Any]:
-        """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size.
-
-        Where rows were left out for want of a label, `unlabelled` has their number by file.
-        """
-        return {
-            **({"unlabelled": self._dropped} if self._dropped else {}),
+        """Facts that identify rows and tokens, and by file the number of rows left out for want of a label, if any."""
+        dropped = {name: n for name, n in self._dropped.items() if n}
+        return ({"unlabelled": dropped} if dropped else {}) | {
             "files": {self.source.expected[split][0]: value[:16] for split, value in self.digests.items()},
             "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
             "tokenizer": digest_of(self.tokenizer.to_str())[:16],

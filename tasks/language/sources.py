@@ -49,16 +49,14 @@ class TextSource:
 
     def files(self, root: Path) -> dict[str, list[Path]]:
         """The files of each split in this data folder, in any layout; for a missing one, where it is expected."""
-        folders, files = list[Path](), {}
+        folders, files = [root / self.folder, *folders_of(root, [self.folder, *self.also])], {}
         for split, (name, _) in self.expected.items():
             official = root / self.folder / name
             part = official.with_name(f"{official.stem}_part{official.suffix}")
-            if single := next((path for path in (official, part) if path.is_file()), None):
-                files[split] = [single]
-                continue
-            folders = folders or [official.parent, *folders_of(root, [self.folder, *self.also])]
-            stems = [official.stem.replace("validation", word) for word in ("validation", "dev", "val", "valid")]
-            files[split] = find_files(folders, [*stems, *(self.prefix + stem for stem in stems)]) or [official]
+            single = next((path for path in (official, part) if path.is_file()), None)
+            words = [official.stem.replace("validation", word) for word in ("validation", "dev", "val", "valid")]
+            stems = [prefix + word for prefix in ("", self.prefix) for word in words]
+            files[split] = [single] if single else find_files(folders, stems) or [official]
         return files
 
     def require(self, root: Path) -> None:
@@ -66,12 +64,7 @@ class TextSource:
         split_of = {path: split for split, paths in self.files(root).items() for path in paths}
         is_table = next(iter(split_of)).suffix == ".parquet"
         note = f", with the column{'s' * (len(self.columns) > 1)} {', '.join(self.columns)}" * is_table
-
-        def download(missing: Sequence[Path]) -> None:
-            for path in missing:
-                fetch(self.hub, split_of[path], path)
-
-        require_present(split_of, download, note)
+        require_present(split_of, lambda missing: [fetch(self.hub, split_of[path], path) for path in missing], note)
 
     def held_out(self, n: int) -> int:
         """Number of the n training rows kept for validation."""
@@ -95,10 +88,8 @@ class TextSource:
         columns = {self.renamed.get(name, name): i for i, name in reversed([*enumerate(lower)])}
         for name in names:
             if name not in columns:
-                what = f"{path} has no column {name!r}, only {', '.join(table.column_names)}"
-                raise DataError(
-                    f"{what}; it must have {', '.join(names)}, as {self.hub.name if self.hub else 'a text'}"
-                )
+                what = f"{path} has no column {name!r}, only {', '.join(table.column_names)}; it must have"
+                raise DataError(f"{what} {', '.join(names)}, as {self.hub.name if self.hub else 'a text'}")
         table = table.select([columns[name] for name in names]).rename_columns(names)
         for name in texts & {*names}:
             if table[name].null_count or str(table[name].type) not in ("string", "large_string"):

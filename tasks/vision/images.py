@@ -178,15 +178,13 @@ class CIFAR10Data(ImageData):
     def samples(root: Path) -> dict[str, Labelled]:
         """The content of the pickles, after a check of their MD5."""
         CIFAR10.require_whole(root)
-        batches = dict[str, list[Any]](train=[], test=[])
+        read = dict[str, Any]()
         for name, path in CIFAR10.files(root).items():
-            if name != "batches.meta":
-                with open_bytes(path) as file:
-                    batches["test" if name == "test_batch" else "train"].append(pickle.load(file, encoding="latin1"))
-        return {
-            split: (
-                np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1),
-                np.concatenate([part["labels"] for part in parts]),
-            )
-            for split, parts in batches.items()
-        }
+            with open_bytes(path) as file:
+                read[name] = pickle.load(file, encoding="latin1")
+
+        def joined(*parts: str) -> Labelled:
+            images = np.concatenate([read[part]["data"] for part in parts]).reshape(-1, 3, 32, 32)
+            return images.transpose(0, 2, 3, 1), np.concatenate([read[part]["labels"] for part in parts])
+
+        return {"train": joined(*(f"data_batch_{i}" for i in range(1, 6))), "test": joined("test_batch")}
