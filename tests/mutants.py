@@ -286,11 +286,18 @@ for name, hooks in WRONG_FORMULAS.items():
 mutant("Nothing", "descent kinds bf16 frozen unread lanes", update="heavy_ball", move=lambda self, group, params: None)
 mutant("Ascends", "descent", options=lambda self, group: group | {"lr": -group["lr"]})
 mutant("ForeachForgetsDecay", "foreach", options=lambda self, g: {**g, "weight_decay": 0.0} if g["foreach"] else g)
+mutant(
+    "ForgetsDecayOfBoth",
+    "foreach",
+    options=lambda self, g: {**g, DECAY: g[DECAY] * (not (g["foreach"] and g["nesterov"]))},
+)
 mutant("OneMomentum", "lanes", update="first_momentum")
 mutant("SkipsVectors", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 1])
+mutant("SkipsVocabulary", "kinds bf16", chosen=lambda self, ps: [p for p in ps if max(p.shape, default=0) < 1000])
 mutant("SkipsConvolutions", "kinds bf16", chosen=lambda self, params: [p for p in params if p.ndim != 4])
 mutant("DividesByNorm", "zero_or_nan", base=SoundNorm, factor=lambda self, group, norm, loss: group["lr"] / norm)
 mutant("FlatViews", "kinds bf16", before=per(lambda self, group, p: hasattr(p, "to_local") or p.grad.view(-1)))
+mutant("ZeroesInf", "zero_or_nan", before=per(lambda self, g, p: p.grad.masked_fill_(p.grad.isinf(), 0)))
 mutant(
     "ReplacesNaN",
     "zero_or_nan unread",
@@ -325,6 +332,19 @@ mutant("EvalChangesWeights", "eval_train", KeepsAverage, swap=lambda self, p, m,
 @fault("resume", "buffer")
 def state_outside(self: Any, p: Tensor) -> Tensor:
     return vars(self).setdefault("buffers", {}).setdefault(p, torch.zeros_like(p))
+
+
+@fault("resume", "load_state_dict")
+def keeps_rate(self: Any, state_dict: Any) -> None:
+    rates = [group["lr"] for group in self.param_groups]
+    Optimizer.load_state_dict(self, state_dict)
+    for group, lr in zip(self.param_groups, rates, strict=True):
+        group["lr"] = lr
+
+
+@fault("resume", "before")
+def counts_in_class(self: Any, group: Any, params: Any) -> None:
+    type(self).setting += 1
 
 
 @fault("resume unread")
@@ -387,6 +407,13 @@ mutant("DecaysAll", "frozen groups", before=lambda self, g, params: [p.mul_(1 - 
 @fault("groups", "factor", base=SoundNorm)
 def norm_of_a_group(self: Any, group: Any, norm: Tensor, loss: Any) -> Tensor:
     return safe_divide(group["lr"], global_norm([p.grad for p in group["params"] if p.grad is not None]))
+
+
+@fault("frozen", "options")
+def gives_zero_gradients(self: Any, group: Any) -> Any:
+    for p in [p for p in group["params"] if p.grad is None]:
+        p.grad = torch.zeros_like(p)
+    return group
 
 
 def sets_rate(self: Any, group: Any, params: Any) -> None:
@@ -454,6 +481,8 @@ mutant("StepsFirst", "closure", step=lambda self, closure=None: (Sound.step(self
 mutant("HalvesGradients", "gradients", before=lambda self, group, params: [p.grad.mul_(0.5) for p in params])
 mutant("DecaysGradients", "gradients", before=per(lambda self, g, p: p.grad.add_(p.detach(), alpha=g["weight_decay"])))
 mutant("AliasesGradient", "gradients", buffer=lambda self, p: self.state[p].setdefault("buffer", p.grad))
+mutant("ClipsInPlace", "gradients", before=lambda self, group, ps: torch.nn.utils.clip_grad_norm_(ps, 5.0))
+mutant("SetsDeterministic", "globals", before=lambda self, g, params: torch.use_deterministic_algorithms(True))
 mutant("SetsDtype", "globals", before=lambda self, group, params: torch.set_default_dtype(torch.float64))
 mutant("NoLoss", "closure", step=lambda self, closure=None: (Sound.step(self, closure), None)[1])
 
@@ -464,6 +493,13 @@ def closure_without_gradients(self: Any, closure: Any = None) -> Any:
     loss = closure() if closure is not None else None
     Sound.step(self)
     return loss
+
+
+@fault("closure", "step")
+def changes_loss_late(self: Any, closure: Any = None) -> Any:
+    loss = Sound.step(self, closure)
+    self.param_groups[0]["times"] = times = self.param_groups[0].get("times", 0) + 1
+    return loss if loss is None or times < 4 else loss.zero_()
 
 
 @fault("closure", "step")
@@ -631,6 +667,21 @@ class OwnGenerator(Sound):
 class AsksForNames(Sound):
     def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
         super().__init__([p for _, p in named_parameters], lr=lr)
+
+
+mutant(
+    "Centralises",
+    base=Adam,
+    decayed=lambda self, p, *decay: (
+        Adam.decayed(self, p, *decay) - (p.grad.mean(tuple(range(1, p.ndim)), keepdim=True) if p.ndim > 1 else 0)
+    ),
+)
+
+
+@fault("", "step", base=LooksAhead, traits="calls_closure_again")
+def clears_first(self: Any, closure: Any = None) -> Any:
+    """Clears the gradients before each evaluation, as torch documents."""
+    return LooksAhead.step(self, closure and (lambda: (self.zero_grad(), closure())[1]))
 
 
 for name in ("RelativeDecay", "OwnGenerator", "AsksForNames"):

@@ -36,7 +36,7 @@ def check_closure(optimizer: Subject) -> None:
         losses.append((loss, loss.clone()))
         return loss
 
-    for _ in range(2):
+    for _ in range(STEPS):
         stepper.backward()
         stepper.start, versions = values(stepper.params), [p._version for p in stepper.params]
         losses.clear()
@@ -96,14 +96,15 @@ def _long(optimizer: Subject) -> Iterator[Callable[[], Any]]:
         yield lambda loss=loss: stepper.optimizer.step(lambda: loss)
 
 
-_SETTINGS: dict[str, Callable[[], Any]] = {
-    "torch's default dtype": torch.get_default_dtype,
-    "torch's number of threads": torch.get_num_threads,
-    "whether gradients are enabled": torch.is_grad_enabled,
-    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
-    "the precision of float32 matmul": torch.get_float32_matmul_precision,
-    "numpy's handling of errors": np.geterr,
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]] = {
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype, (torch.float32, torch.float64)),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads, (1, 2)),
+    "whether gradients are enabled": (torch.is_grad_enabled, torch.set_grad_enabled, (True, False)),
+    "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, (0, 0)),
+    "float32 matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("highest", "high")),
+    "numpy's handling of errors": (np.geterr, lambda how: np.seterr(**how), (dict(np.geterr(), over="warn"),) * 2),
 }
+"""How to read and to write each, and two starting points, since a value that is set again to the same is not seen."""
 
 
 @failing("results")
@@ -114,20 +115,19 @@ def check_globals(optimizer: Subject) -> str:
     use context managers, never seed a global generator; draw from your own torch.Generator and keep its state in
     state_dict, or declare Traits(draws=True).
     """
-    usual, drawn = (torch.get_default_dtype(), torch.get_num_threads()), ""
+    usual, drawn = {name: read() for name, (read, _, _) in _SETTINGS.items()}, ""
     try:
-        # Two starting points, since a value that is set again to the same is not seen.
-        for dtype, threads in ((torch.float32, 1), (torch.float64, 2)):
-            torch.set_default_dtype(dtype)
-            torch.set_num_threads(threads)
-            before = {name: read() for name, read in _SETTINGS.items()}
+        for start in (0, 1):
+            before = {name: starts[start] for name, (_, _, starts) in _SETTINGS.items()}
+            for name, value in before.items():
+                _SETTINGS[name][1](value)
             for number, call in enumerate(_long(optimizer)):
                 for draw in (np.random.rand, random.random, lambda: torch.rand(1)):
                     draw()  # so that seeding is seen
                 states = generators()
                 call()
                 what = f"step {number}" if number else "its constructor"
-                for name, read in _SETTINGS.items():
+                for name, (read, _, _) in _SETTINGS.items():
                     if (now := read()) != before[name]:
                         raise Fault(f"{what} changes {name} from {before[name]} to {now}")
                 for name in [name for name, state in generators().items() if state != states[name]]:
@@ -135,8 +135,8 @@ def check_globals(optimizer: Subject) -> str:
                         raise Fault(f"{what} touches {name}")
                     drawn = "it draws, as declared"
     finally:
-        torch.set_default_dtype(usual[0])
-        torch.set_num_threads(usual[1])
+        for name, value in usual.items():
+            _SETTINGS[name][1](value)
     return drawn
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from bench.check import failing
-from bench.check.steps import ROUNDING, Fault, at_most, flat, gradients, values
+from bench.check.steps import ROUNDING, Fault, at_most, equal, flat, gradients, values
 from bench.check.subject import Subject
 
 
@@ -122,17 +122,21 @@ def check_zero_or_nan(optimizer: Subject) -> str:
                 optimizer.push(stepper.optimizer, stepper.params, grads)
             if not flat(stepper.params).isfinite().all():
                 raise Fault(f"after {before} steps and 2 with gradients of 0, weights are not finite")
-        stepper, grads = optimizer.stepper().run(before), gradients(shapes, before)
-        start = values(stepper.params)
-        grads[0][0, 0] = torch.nan
-        try:
-            optimizer.push(stepper.optimizer, stepper.params, grads)
-        except (ArithmeticError, RuntimeError, ValueError) as error:
-            return f"with NaN, it raises {type(error).__name__}"
-        moved = flat(stepper.params) - flat(start)
-        sizes = moved[moved != 0].abs()
-        kept = [*tree_leaves(stepper.optimizer.state_dict()), stepper.params[0][0, 0]]
-        is_kept = any(isinstance(t, Tensor) and t.isnan().any() for t in kept)
-        if len(sizes) and not sizes.allclose(sizes[0]) and not is_kept:  # equal sizes: its steps are signs
-            raise Fault(f"after {before} steps, a NaN in the gradient becomes a finite weight: it is hidden")
+        without = list[Tensor]()
+        for bad in (0.0, torch.nan, torch.inf):
+            stepper, grads = optimizer.stepper().run(before), gradients(shapes, before)
+            start = values(stepper.params)
+            grads[0][0, 0] = bad
+            try:
+                optimizer.push(stepper.optimizer, stepper.params, grads)
+            except (ArithmeticError, RuntimeError, ValueError) as error:
+                return f"with {bad}, it raises {type(error).__name__}"
+            moved = flat(stepper.params) - flat(start)
+            sizes = moved[moved != 0].abs()
+            kept = [*tree_leaves(stepper.optimizer.state_dict()), stepper.params[0][0, 0]]
+            is_kept = any(isinstance(t, Tensor) and not t.isfinite().all() for t in kept)
+            without = values(stepper.params) if not bad else without
+            is_hidden = bad != bad or (bad and equal(stepper.params, without))  # an infinite one may be clipped
+            if is_hidden and len(sizes) and not sizes.allclose(sizes[0]) and not is_kept:  # equal: its steps are signs
+                raise Fault(f"after {before} steps, {bad} in the gradient becomes a finite weight: it is hidden")
     return ""

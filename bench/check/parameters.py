@@ -3,17 +3,19 @@
 import io
 import pickle
 import re
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bench.check import failing
 from bench.check.steps import ROUNDING, STEPS, Fault, at_most, difference, equal, gap, gradients, leaves, values
 from bench.check.subject import Subject
 
-_MATRICES = ((3, 5), (5, 3), (4, 4), (1, 6), (6, 1), (130, 140))
+_MATRICES = ((3, 5), (5, 3), (4, 4), (1, 6), (140, 140), (1030, 4), (4, 1030))
 _OTHERS = ((), (1,), (7,), (0, 3), (2, 3, 4), (4, 3, 3, 3), (2, 2, 2, 2, 2))
 
 
@@ -66,19 +68,20 @@ def check_frozen(optimizer: Subject) -> None:
     own, at the first gradient.
     """
     still, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
-    alone = optimizer.stepper().run()
-    among = optimizer.stepper(groups=lambda params: [still, unused, *params]).run()
-    if not equal([still, unused], [torch.ones(3, 1), torch.ones(2, 1)]):
-        raise Fault("a frozen parameter, or one without a gradient, has moved")
-    at_most(ROUNDING, among.gap(alone), "the gap to a run without them is")
+    for label, setting in optimizer.additions():
+        alone = optimizer.stepper(arguments=setting).run()
+        among = optimizer.stepper(groups=lambda params: [still, unused, *params], arguments=setting).run()
+        if not equal([still, unused], [torch.ones(3, 1), torch.ones(2, 1)]):
+            raise Fault(f"with {label}, a frozen parameter, or one without a gradient, has moved")
+        at_most(ROUNDING, among.gap(alone), f"with {label}, the gap to a run without them is")
     if optimizer.spec.traits.create_graph:
         return
     params = [nn.Parameter(t) for t in gradients([(4, 3), (3, 2)], 9)]
     instance, start = optimizer.make(params), values(params)
     for step, has_gradient in enumerate((False, False, False, True, True, False, True)):
         grads: list[Any] = gradients([p.shape for p in params], step)
-        optimizer.push(instance, params, [grads[0] if step else None, grads[1] if has_gradient else None])
-        if (step == 0 and not equal(params, start)) or (step == 2 and not torch.equal(params[1], start[1])):
+        optimizer.push(instance, params, [grads[0], grads[1] if has_gradient else None])
+        if step == 2 and not torch.equal(params[1], start[1]):
             raise Fault("a parameter moves before its first gradient")
     if torch.equal(params[1], start[1]) or not all(p.isfinite().all() for p in params):
         raise Fault("a parameter whose first gradient comes in step 4 is never trained, or not finite")
@@ -89,20 +92,26 @@ def check_gradients(optimizer: Subject) -> None:
     """A step does not change, replace or zero .grad, and nothing that it keeps shares memory with it.
 
     Logging, accumulation and clipping read it after the step; DDP and zero_grad(set_to_none=False) write into it, and
-    would overwrite a momentum that begins as the gradient itself. Exact, also with weight decay. Mend: create a new
-    tensor (grad = grad + weight_decay * p), clone() the first gradient, and leave zero_grad to the caller.
+    would overwrite a momentum that begins as the gradient itself. Exact, also where it is large, and with each option
+    that is off by default. Mend: create a new tensor (grad = grad + weight_decay * p), clone() the first gradient, and
+    leave zero_grad to the caller.
     """
-    for way in [{}, {"weight_decay": 0.1}] if optimizer.hparams.get("weight_decay") == 0 else [{}]:
-        stepper = optimizer.stepper(arguments=way)
-        for _ in range(3):
-            loss = stepper.backward()
-            grads: list[Any] = [p.grad for p in stepper.params]
-            before = values(grads)
-            stepper.optimizer.step(lambda loss=loss: loss)
+    for label, setting in optimizer.additions():
+        stepper = optimizer.stepper(arguments=setting)
+        for scale in (*[1.0] * 11, 1e4):  # the last one is clipped, if any
+            loss, grads = stepper.backward(), [p.grad for p in stepper.params]
+            torch._foreach_mul_(grads, scale)
+            before, again = values(grads), list[Tensor]()
+
+            def closure(known: Tensor = loss, stepper: Any = stepper, again: list[Tensor] = again) -> Tensor:
+                if any(p.grad is None for p in stepper.params):  # cleared before it is evaluated, as torch documents it
+                    again.append(stepper.backward())
+                return known
+
+            stepper.optimizer.step(closure)
             for i, (p, grad, value) in enumerate(zip(stepper.params, grads, before, strict=True)):
-                if p.grad is not grad or not equal([grad], [value]):
-                    how = "".join(f", with {name} {value}" for name, value in way.items())
-                    raise Fault(f".grad of parameter {i}, shape {tuple(p.shape)}, is not the same after step{how}")
+                if not again and (p.grad is not grad or not equal([grad], [value])):
+                    raise Fault(f".grad of parameter {i}, shape {tuple(p.shape)}, differs after step, with {label}")
     if optimizer.spec.traits.create_graph:
         return
     fresh, reused = optimizer.stepper(), optimizer.stepper()
@@ -120,13 +129,13 @@ def check_gradients(optimizer: Subject) -> None:
 def check_resume(optimizer: Subject) -> None:
     """A run resumed from state_dict() equals the uninterrupted one, also where lr is halved afterwards.
 
-    Exact, with both runs stepping in turn: in float32 after 3 and after 60 steps, and with bfloat16 parameters, whose
+    Exact, with both runs stepping in turn: in float32 after 3 and after 110 steps, and with bfloat16 parameters, whose
     dtype load_state_dict gives to floating-point state. An attribute that changes and is not restored fails even if the
     weights agree: signs may hide it. Mend: keep all state in self.state[p] or in the groups, as tensors and plain
     numbers, which torch.load(weights_only=True) can read, and wider state than the parameters in the group; read
     self.param_groups in every step, since load_state_dict replaces them.
     """
-    for dtype, before, after in ((torch.float32, 3, 4), (torch.float32, 60, 60), (torch.bfloat16, 3, 4)):
+    for dtype, before, after in ((torch.float32, 3, 4), (torch.float32, 110, 60), (torch.bfloat16, 3, 4)):
         try:
             optimizer.stepper(optimizer.attention(dtype)).run(3)
         except Exception:
@@ -135,25 +144,34 @@ def check_resume(optimizer: Subject) -> None:
             return  # it does not step on bfloat16
         whole, resumed = _resumed(optimizer, dtype, before)
         where = f"interrupted after {before} steps" + " on bfloat16" * (dtype == torch.bfloat16)
-        lost = ""
+        lost, shared = "", _shared(optimizer)
         for steps in (1, after - 1):
             whole.run(steps)
             resumed.run(steps)
-            lost = difference(leaves(whole.optimizer), leaves(resumed.optimizer))
+            kept = (leaves([run.optimizer, [vars(p) for p in run.params]]) for run in (whole, resumed))
+            lost = difference(*kept) or difference(shared, _shared(optimizer))
             if not equal(resumed.params, whole.params):
                 reason = f"; {lost}" if lost else " (after a change of lr)" if steps > 1 else ""
                 at_most(0, resumed.gap(whole), f"{where}, the gap to the uninterrupted run{reason} is")
-            if whole.has_lr():
-                whole.scale_lr(0.5)
-                resumed.scale_lr(0.5)
+            whole.scale_lr(0.5)
+            resumed.scale_lr(0.5)
         # One that has converged computes nothing; torch casts scalars of ASGD and NAdam to bfloat16, harmlessly.
         if lost and whole.moved() and dtype == torch.float32:
             raise Fault(f"{where}, {lost}")
 
 
+def _shared(optimizer: Subject) -> dict[str, Any]:
+    """What all instances share: in their classes and in the module, which a new process does not have."""
+    cls = optimizer.spec.cls
+    owners = [*cls.__mro__[: cls.__mro__.index(Optimizer)], sys.modules.get(cls.__module__, cls)]
+    members = {f"{o.__name__}.{k}": v for o in owners for k, v in vars(o).items() if not k.startswith("__")}
+    return leaves({k: v for k, v in members.items() if isinstance(v, int | float | list | dict | Tensor)})
+
+
 def _resumed(optimizer: Subject, dtype: torch.dtype, before: int) -> Any:
     """A run after some steps, and another one with its weights and its loaded state."""
     whole, file = optimizer.stepper(optimizer.attention(dtype)).run(before), io.BytesIO()
+    whole.scale_lr(0.5)  # as a schedule does
     torch.save(whole.optimizer.state_dict(), file)
     file.seek(0)
     try:
@@ -191,13 +209,13 @@ def check_eval_train(optimizer: Subject) -> None:
 def check_leaks(optimizer: Subject) -> None:
     """Memory does not grow with the number of steps, neither in tensors and their graphs nor in lists of numbers.
 
-    Nothing may be added in 40 steps after 120, so a bounded history is fine. Mend: detach() stored tensors, and store
-    only as many as the method needs.
+    Nothing may be added in 40 steps after 120, neither to it nor to its class or module, so a bounded history is fine.
+    Mend: detach() stored tensors, and store only as many as the method needs.
     """
     stepper, sizes = optimizer.stepper(), list[dict[str, Any]]()
     for steps in (120, 40):
         stepper.run(steps)
-        sizes.append(leaves([vars(stepper.optimizer), [vars(p) for p in stepper.params]], of=_bytes))
+        sizes.append(leaves([vars(stepper.optimizer), [*map(vars, stepper.params)], _shared(optimizer)], of=_bytes))
     before, after = sizes
     if len(after) > len(before):
         raise Fault(f"40 late steps add entries to what it keeps, such as {[x for x in after if x not in before][-1]}")

@@ -1,11 +1,11 @@
 """What all checks share: a small model, steps of an optimizer on it, and comparisons of weights and of state."""
 
+import itertools
 import pickle
 import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -18,12 +18,9 @@ from torch.optim import Optimizer
 
 from optimizers import OptimizerSpec
 
-STEPS = 6
-"""Steps of most checks: enough for momentum and bias corrections. Ours."""
-ROUNDING = 1e-9
-"""Tolerance of a gap: rounding of float64 over a few steps stays below it; a real fault gives 1e-3 and more."""
-MATTERS = 1e-6
-"""A gap that rounding does not explain."""
+STEPS = 6  # of most checks: enough for momentum and bias corrections. Ours.
+ROUNDING = 1e-9  # tolerance of a gap: rounding of float64 stays below it; a real fault gives 1e-3 and more
+MATTERS = 1e-6  # a gap that rounding does not explain
 SAMPLES, TOKENS, WIDTH = 12, 4, 5  # of the attention head
 
 
@@ -57,7 +54,7 @@ class Attention(nn.Module):
     def rows(self, parts: int) -> list[slice]:
         """The batch, cut into micro-batches of different sizes."""
         cuts = [SAMPLES * part * (part + 1) // (parts * (parts + 1)) for part in range(parts + 1)]
-        return [slice(a, b) for a, b in pairwise(cuts)]
+        return [slice(a, b) for a, b in itertools.pairwise(cuts)]
 
     def forward(self, rows: slice) -> Tensor:
         """Sum of the rows' losses over the number of all rows, so that micro-batches add up to the mean."""
@@ -126,8 +123,8 @@ class Stepper:
         return all(isinstance(group.get("lr"), float | int | Tensor) for group in self.optimizer.param_groups)
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the learning rate of every group."""
-        for group in self.optimizer.param_groups:
+        """Multiply the learning rate of every group, if all have one."""
+        for group in self.optimizer.param_groups if self.has_lr() else ():
             group["lr"] = group["lr"] * factor
 
 
@@ -193,7 +190,7 @@ def leaves(
         return {place: of(value)}
     if isinstance(value, torch.Generator):
         return {place: value.get_state().numpy().tobytes()}
-    if isinstance(value, random.Random | np.random.Generator):
+    if isinstance(value, random.Random | np.random.Generator | np.ndarray | itertools.count | itertools.cycle):
         return {place: pickle.dumps(value)}
     seen = seen if seen is not None else set[int]()
     if id(value) in seen or not depth or isinstance(value, type | nn.Module | ModuleType) or callable(value):

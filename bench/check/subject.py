@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.check.steps import ROUNDING, Attention, Stepper, at_most, generators, leaves, seed
-from bench.config.options import MISSING, optimizer_options, parse_options
+from bench.config.options import MISSING, UNSET, optimizer_options, parse_options
 from bench.errors import UserError, unknown
 from bench.text import is_number
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
@@ -41,7 +41,7 @@ class Subject:
         self.spec = spec = spec_of(target)
         self.reference, (given, _) = reference or spec.reference, split_rest(given)
         options = optimizer_options(spec)
-        if "lr" in options and options["lr"].default is MISSING:
+        if "lr" in options and options["lr"].default in (MISSING, UNSET):  # or a sentinel, such as torch's `required`
             given = {"lr": _LR, **given}
         signature = inspect.signature(spec.cls).parameters
         # What no command line can say, such as the class of a base optimizer in a `functools.partial`.
@@ -60,11 +60,11 @@ class Subject:
         self.hparams: dict[str, Any] = defaults | self.arguments
         self.matrices = not self._steps((4, 3), (3,)) and self._steps((4, 3), (3, 1))
 
-    def _steps(self, *shapes: tuple[int, ...]) -> bool:
-        """Whether it steps on parameters of these shapes."""
+    def _steps(self, *shapes: tuple[int, ...], **more: Any) -> bool:
+        """Whether it steps on parameters of these shapes, with more arguments."""
         params = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in shapes]
         try:
-            self.push(self.make(params), params, [torch.ones_like(p) for p in params])
+            self.push(self.make(params, **more), params, [torch.ones_like(p) for p in params])
         except (Exception, pytest.skip.Exception):
             return False
         return True
@@ -132,13 +132,17 @@ class Subject:
         return Stepper(self.spec, model, optimizer, seeded)
 
     def push(self, optimizer: Any, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """One step with given gradients; the closure only returns a loss."""
+        """One step with given gradients; the closure gives the same, whatever the step has done to them."""
         self.refuse_graph()
+
+        def closure() -> Tensor:
+            for p, gradient in zip(params, gradients, strict=True):
+                p.grad = gradient
+            return torch.tensor(0.5, dtype=torch.float64)
+
+        closure()
         seed(0)
-        for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient
-        loss = torch.tensor(0.5, dtype=torch.float64)
-        optimizer.step(lambda: loss)
+        optimizer.step(closure)
 
     def variants(self) -> Iterator[tuple[str, str, list[Any]]]:
         """Each number and flag of the constructor, except kernels: a label, the argument's name, other values."""
@@ -150,9 +154,16 @@ class Subject:
                     others = [[*value[:i], x, *value[i + 1 :]] for x in _other_values(element)]
                     yield f"{name}[{i}]", name, [type(value)(other) for other in others]
 
+    def additions(self) -> list[tuple[str, dict[str, Any]]]:
+        """The defaults, and each legal setting of flags and numbers that are off by default, such as weight decay."""
+        off = [pair for pair in self.settings() if not any(self.hparams[name] for name in pair[1])]
+        return [pair for pair in off if not pair[1] or self._steps((4, 3), (3, 1), **pair[1])]
+
     def settings(self) -> list[tuple[str, dict[str, Any]]]:
         """The defaults, and every other value of each number and flag, as arguments with a label."""
         others = [(f"{name}={value}", {name: value}) for _, name, many in self.variants() for value in many]
+        if self.hparams.get("weight_decay") == 0:  # decay may be wrong only beside a flag
+            others += [(f"{label}, decay", {"weight_decay": 0.1, **setting}) for label, setting in others]
         return [("the defaults", {}), *others]
 
 
@@ -177,9 +188,8 @@ def spec_of(target: Any) -> OptimizerSpec:
         return OPTIMIZERS[target]
     if not isinstance(target, type):
         raise UserError(f"{target!r} is no optimizer: give a class, a functools.partial of one, a spec or a name")
-    place = f"{target.__module__}:{target.__qualname__}"
-    spec = OPTIMIZERS.make(target.__name__, target, place)
-    spec = replace(spec, target=target)  # a class inside a function has no name to import
+    made = OPTIMIZERS.make(target.__name__, target, f"{target.__module__}:{target.__qualname__}")
+    spec = replace(made, target=target)  # a class inside a function has no name to import
     spec.__dict__["cls"] = adapted(target)
     return spec
 
