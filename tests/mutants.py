@@ -684,6 +684,11 @@ def clears_first(self: Any, closure: Any = None) -> Any:
     return LooksAhead.step(self, closure and (lambda: (self.zero_grad(), closure())[1]))
 
 
+@fault("", "init")
+def requires_rate(self: Any, params: Any, lr: Any = Sound) -> None:
+    Sound.__init__(self, params, 1 * lr)  # the default only marks that it is required
+
+
 for name in ("RelativeDecay", "OwnGenerator", "AsksForNames"):
     note(name)
 
