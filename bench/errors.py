@@ -11,20 +11,23 @@ ANYTHING = "task, optimizer, experiment or run"
 """What `bench show` describes, as the kind of an unknown name."""
 MAKE_ROOM = "; free some space, then repeat the command"
 """What to do about a full disk."""
-FOREIGN_COMMANDS = {
-    "train": "fit", "run": "fit", "grid": "sweep", "optimize": "tune", "results": "leaderboard", "chart": "plot",
-    "ls": "list", "claims": "reproduce --claims",
+_COMMANDS = {
+    "fit": "train run", "sweep": "grid", "tune": "optimize search hpo", "leaderboard": "results ranking evaluate",
+    "plot": "chart graph figure", "check": "test", "verify": "validate", "reproduce": "replicate", "show": "info",
+    "reproduce --claims": "claims", "list": "ls", "list runs": "status", "data prepare": "download fetch prepare",
+    "sql": "query", "merge": "import", "compare": "diff", "new": "init create", "--version": "version",
 }  # fmt: skip
+FOREIGN_COMMANDS = {word: name for name, words in _COMMANDS.items() for word in words.split()}
 """Commands of other programs, and ours."""
-
 FOREIGN_OPTIONS = {
-    "epochs": ["trainer.max_epochs"], "steps": ["trainer.max_steps"], "batch_size": ["trainer.batch_size"],
-    "lr": ["opt.lr"], "learning_rate": ["opt.lr"], "wd": ["opt.weight_decay"], "weight_decay": ["opt.weight_decay"],
-    "momentum": ["opt.momentum", "opt.betas"], "optimizer": ["opt"], "model": ["task"], "dataset": ["task"],
-    "gpus": ["workers", "trainer.devices"], "jobs": ["workers"], "cpu": ["device"], "output": ["out", "store"],
-    "output_dir": ["out", "store"], "seed": ["seed", "seeds"], "n_trials": ["trials"],
+    "trainer.max_epochs": "epochs", "trainer.max_steps": "steps step iterations iters", "trainer.batch_size": "bs",
+    "opt.lr": "learning_rate", "opt.weight_decay": "wd", "opt.momentum": "momentum", "opt.betas": "momentum",
+    "opt": "optimizer optimiser", "task": "model dataset", "task.depth": "layers", "workers": "gpus jobs n_jobs j",
+    "trainer.devices": "gpus", "device": "gpu cpu cuda accelerator", "precision": "fp16 bf16 amp", "seed": "seed",
+    "logger": "wandb tensorboard", "out": "output output_dir format", "store": "output output_dir", "budget": "timeout",
+    "trials": "n_trials n", "seeds": "seed n", "runs": "n", "rerun": "force overwrite", "anyway": "force",
 }  # fmt: skip
-"""Options of other programs, and ours in order of preference."""
+"""Our options in order of preference, and their names in other programs."""
 
 
 class UserError(Exception):
@@ -57,7 +60,8 @@ def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
 def several(word: str, known: Iterable[str], most: int = 3, least: float = 0.6) -> list[str]:
     """The known names closest to a misspelt word, at most so many. Dashes equal underscores, and case is ignored."""
     names = {_plain(name): name for name in known}
-    return [names[near] for near in get_close_matches(_plain(word), names, most, least)]
+    begins = [name for name in names if len(word) > 2 and name.startswith(_plain(word))]
+    return [names[near] for near in get_close_matches(_plain(word), names, most, least) or begins[:most]]
 
 
 def _plain(word: str) -> str:
@@ -69,6 +73,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     known = list(known)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
+    hint = "give one; `bench compare` takes several" if kind in ("optimizer", "task") and "," in name else hint
     if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
         example = "SPEC" if kind == "task" else "MyClass"
         hint = f"name your own as my_file.py:{example} or my_package.module:{example}"
@@ -79,8 +84,14 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
     """The error for an option that a command does not have, with a synonym or the closest one; all with dashes."""
     names = {_plain(name): name for name in known}
     group, dot, rest = _plain(option).partition(".")
-    candidates = (_plain(option), *FOREIGN_OPTIONS.get(rest if dot else group, ()))
-    near = next((names[name] for name in candidates if name in names), None) or nearest(option, names.values())
+    word = rest if dot else group
+    inside = {name.partition(".")[2]: full for name, full in names.items() if name.startswith(f"{group}.")}
+    bare = {name.rpartition(".")[2]: names[name] for name in reversed(names)}
+    ours = (ours for ours, words in FOREIGN_OPTIONS.items() if word in words.split())
+    candidates = [names[name] for name in (_plain(option), *ours) if name in names]
+    among = inside if dot and inside else bare  # a near name of another group would be a coincidence
+    close = [f"--{group}.NAME"] if inside and not dot else [among[name] for name in several(word, among, 1, 0.65)]
+    near = next(iter([*candidates, *filter(None, [bare.get(word)]), *close]), None)
     hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"
     return UserError(f"unknown option {option!r}; {hint}")
 

@@ -344,7 +344,7 @@ def test_a_wrong_request(cli, words, message):
         ("--task.n 2.5", "--task.n '2.5': it takes a whole number"),
         ("--device=tpu", "--device 'tpu': it takes cpu or cuda or mps or auto"),
         ("--opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
-        ("--opt.lr nan", "--opt.lr 'nan': it must be a number below 2^63"),
+        ("--opt.lr nan", "--opt.lr 'nan': it must be a number"),
         ("--trainer.max_steps 1" + 400 * "0", "it must be less than or equal to 9223372036854775807; it takes"),
         ("--trainer.max_steps 0", "--trainer.max_steps '0': it must be greater than or equal to 1"),
         ("--trainer.max_epochs inf", "--trainer.max_epochs 'inf': it must be a finite number"),

@@ -1,6 +1,7 @@
 """What a public function is: flat parameters with their meaning, values of the declared types, and a session."""
 
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,7 +199,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     for text in value if isinstance(value, list) and name != "command" else [value]:
         if isinstance(text, str) and not text.strip() and name not in ("data", "store"):
             raise UserError(f"--{name} {text!r}: it is empty; write a value, or leave it out")
-        if isinstance(text, str | Path) and any("\ud800" <= letter <= "\udfff" for letter in str(text)):
+        if isinstance(text, str | Path) and re.search("[\0\ud800-\udfff]", str(text)):
             raise UserError(f"--{name} {text!r}: it is not text in UTF-8; rename it")
     try:
         typed = TypeAdapter(kind).validate_python(value)

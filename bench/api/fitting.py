@@ -62,7 +62,7 @@ def _configuration(words: Mapping[str, Any], call: Call, *, tuned: bool) -> RunC
         for name, value in words.items():
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             named = "," in text and ":" not in text if name in ("task", "opt") else f"--{name} " in str(error)
-            if named and re.search(r"\w[:,]", text):
+            if named and re.search(r"\d[:,]|\w,", text):
                 why = "bench fit trains one run; `bench sweep` takes several values, `bench compare` several tasks"
                 raise UserError(f"--{name} {text}: {why}") from None
         raise

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from cyclopts import exceptions as wrong
 
 from bench.cli import COMMANDS
-from bench.errors import FOREIGN_COMMANDS, FOREIGN_OPTIONS, UserError, nearest, unknown, unknown_option
+from bench.errors import FOREIGN_COMMANDS, UserError, nearest, unknown, unknown_option
 
 GROUPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("fit", "sweep", "compare", "tune", "reproduce"), ("task", "opt", "trainer")
@@ -121,10 +121,22 @@ def _described(error: wrong.CycloptsError, name: str) -> UserError:
     option, hint = ("", None) if argument is None else (argument.name, argument.hint)
     choices = [value for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for value in get_args(kind)]
     if isinstance(error, wrong.UnknownOptionError):
-        groups = (*GROUPS.get(name, ()), *settings_of_a_run(name))
-        synonyms = [f"--{key}" for keys in FOREIGN_OPTIONS.values() for key in keys if key.partition(".")[0] in groups]
         given = (error.token.keyword or error.token.value).partition("=")[0]
-        return unknown_option(given, options_of(name) + synonyms, name)
+        words = [parameter.name for parameter in parameters_of(name) if parameter.kind is not parameter.KEYWORD_ONLY]
+        owners = [f"`bench {other}`" for other in COMMANDS if f"--{given[2:].replace('-', '_')}" in options_of(other)]
+        if given[2:] and any(word.startswith(given[2:]) for word in words):
+            return UserError(f"unknown option {given!r}; write bench {name} {' '.join(words).upper()}, without it")
+        if owners and f"`bench {name}`" not in owners:
+            return UserError(f"unknown option {given!r}; it belongs to {', '.join(owners[:3])}; {see}")
+        from bench.config.options import stored
+        from bench.config.run_config import model_options
+
+        known = {"trainer": model_options()} | stored("options")  # by class
+        groups = {name: name if name == "trainer" else "task" if name.startswith("tasks") else "opt" for name in known}
+        dotted = [f"{groups[of]}.{key}" for of in known if groups[of] in GROUPS.get(name, ()) for key in known[of]]
+        return unknown_option(
+            given, options_of(name) + [f"--{key}" for key in (*settings_of_a_run(name), *dotted)], name
+        )
     if isinstance(error, wrong.UnusedCliTokensError):
         word = next(iter(error.unused_tokens or ()), "")
         return UserError(f"unexpected word {word!r}; settings are written --name value, {see}")
@@ -143,6 +155,7 @@ def unknown_command(name: str) -> UserError:
     """The error for a command that does not exist, with the closest one."""
     if name.startswith("-"):
         return unknown_option(name, ["--help", "--version"], "")
-    command = FOREIGN_COMMANDS.get(name.lower()) or nearest(name, COMMANDS)
+    command = FOREIGN_COMMANDS.get(name.lower()) or nearest(name, COMMANDS) or nearest(name, FOREIGN_COMMANDS, 0.75)
+    command = FOREIGN_COMMANDS.get(command or "", command)
     hint = f"did you mean {command!r}?" if command else f"known: {', '.join(COMMANDS)}"
     return UserError(f"unknown command {name!r}; {hint}")

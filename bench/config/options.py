@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UserError, check_known, unknown_option
+from bench.errors import UserError, check_known, nearest, unknown_option
 from bench.text import options_text, why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
@@ -289,9 +289,11 @@ def _parsed(flag: str, option: Option, raw: Any) -> Any:
         of_type = ("_type", "_from_float", "literal_error", "missing", "too_long")
         problem = "" if first["type"].endswith(of_type) else f"{why_wrong(first['msg'])}; "
         meaning = f" ({option.help})" if problem and option.help else ""
+        near = nearest(str(raw), option.type_name.split(" or ")) if first["type"] == "literal_error" else None
+        meaning += f"; did you mean {near!r}?" if near else ""
         raise UserError(f"{flag} {shown}: {problem}it takes {option.takes}{meaning}") from None
     if value != value or (isinstance(value, int) and abs(value) >= 2**63):
-        raise UserError(f"{flag} {raw!r}: it must be a number below 2^63")
+        raise UserError(f"{flag} {raw!r}: it must be a number{' below 2^63' * (value == value)}")
     return value
 
 

@@ -329,7 +329,7 @@ def resolve(
         if group not in groups or name not in known.get(group, [name]):
             known |= {"opt": [*all_optimizer_options(method, {})]}
             names = [f"--{group}.{name}".replace("--.", "--") for group, names in known.items() for name in names]
-            raise unknown_option(f"--{key}", ["--task", "--opt", *names])
+            raise unknown_option(f"--{key}", ["--task", "--opt", *names], f"fit --task {task} --opt {opt}")
         groups[group][name] = value
     folders = {name: place(name, str(groups[""].pop(name))) for name in _FOLDERS if name in groups[""]}
     top: dict[str, Any] = parse_options("", options[""], {"precision": spec.precision} | groups[""]) | folders

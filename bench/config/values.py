@@ -108,7 +108,7 @@ def place(name: str, given: str | None = None) -> Path:
     """The folder that `--data` or `--store` names, else its environment variable, else the default (UserError)."""
     variable = f"BENCH_{name.upper()}"
     text = os.environ.get(variable, FOLDERS[name]) if given is None else given
-    if not text.strip() or (name == "store" and is_no_folder(Path(text))):
+    if not text.strip() or is_no_folder(Path(text)):
         why = "it is a file, not a folder" if text.strip() else "it must name a folder or file"
         raise UserError(f"--{name} (or {variable}) {text[:100]!r}: {why}; leave it out for ./{FOLDERS[name]}")
     return Path(text)
