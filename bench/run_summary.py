@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.results.selection import GAP, above_infimum, score_text
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.stores import Contents
 from bench.text import counted, word_of
@@ -24,12 +25,18 @@ def result_json(result: RunResult, store: Path) -> dict[str, Any]:
 def result_lines(result: RunResult, store: Path) -> list[str]:
     """The result in one line, followed by a line for each note."""
     parts = [f"{result.task} {bare(result.config['opt'])}: {result.status}"]
-    if result.final is not None:
-        parts.append(f"{result.split} {result.metric} {result.final:.4g}")
+    above = result.status != "diverged" and above_infimum([result])
+    final, best = (result.excess("final"), result.excess("best")) if above else (result.final, result.best)
+
+    def text(value: float) -> str:
+        return score_text(value, result.metric) if above else f"{value:.4g}"
+
+    if final is not None:
+        parts.append(f"{result.split} {result.metric}{GAP * above} {text(final)}")
         splits = result.metrics.get("final", {}).items()
         parts += [f"{s} {v[result.metric]:.4g}" for s, v in splits if isinstance(v, dict) and result.metric in v]
-    if result.best is not None and result.best_step != result.steps:
-        parts.append(f"{result.best:.4g} at the best step {result.best_step}")
+    if best is not None and result.best_step != result.steps:
+        parts.append(f"{text(best)} at the best step {result.best_step}")
     rates = {name: value for name, value in result.config["opt_options"].items() if name in ("lr", f"{REST}.lr")}
     words = [f"{n} {word_of(v)}{' (default)' * (f'opt.{n}' not in result.chosen)}" for n, v in rates.items()]
     with_rates = f" with {' and '.join(words)}" * bool(words)

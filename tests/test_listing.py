@@ -214,3 +214,9 @@ def test_runs_are_looked_at_without_torch(store, words):
     assert not [name for name in heavy if f"'{name}'" in loaded]
     if words[0] == "list":
         assert "'numpy'" not in loaded
+
+
+def test_the_result_of_a_run_has_the_same_words_in_fit_and_in_the_list(cli) -> None:
+    printed = cli(*FIT).out
+    (row,) = rows(cli("list", "runs"))
+    assert f", {row[6]}, " in printed

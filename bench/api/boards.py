@@ -195,6 +195,9 @@ def plot(
         check_ending(file)
     stores, entries = _chosen(choice)
     figure = curves(entries, y, x) if chart == "curves" else CHARTS[chart](entries)
+    tasks = sorted({panel.problem.partition(",")[0] for panel in figure.panels if panel.lines})
+    if chart == "attention" and len(tasks) > 1 and choice.get("task") is None:
+        raise UserError(f"--task is missing: name one or more of {', '.join(tasks)}")
     code, left_out = _warned(stores, entries)
     if not figure.drawn:
         why = "; ".join(f"{cell(panel.title)}: {cell('; '.join(panel.notes))}" for panel in figure.panels)
