@@ -118,7 +118,7 @@ def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
 @pytest.mark.deep
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]
-    why = "my.py:Forgets fails resume, group_values, which changes results: bench check my.py:Forgets gives advice"
+    why = "my.py:Forgets fails resume, group_values, real_run, which changes results: bench check my.py:Forgets gives advice"
     answer = cli(*words)
     assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}; --anyway continues")
     assert not list(Store(store).runs())

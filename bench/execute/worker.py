@@ -61,11 +61,13 @@ class Message:
     token: str | None  # a file in the command's store; None if the worker is on the same machine
     folder: Path  # names of plug-ins may be relative to it
     session: bytes  # its objects, by cloudpickle
+    mode: Any  # of the metric
 
     @classmethod
     def of(cls, block: Block, topic: str, token: str | None) -> "Message":
         """The message of a command about a block."""
-        return cls(block, [*block.runs], topic, token, Path.cwd(), cloudpickle.dumps(session))
+        mode = block.first.task_spec.mode
+        return cls(block, [*block.runs], topic, token, Path.cwd(), cloudpickle.dumps(session), mode)
 
     def moved(self, **places: Path) -> Block:
         """The block with the worker's places; UserError if its code of a task or an optimizer is not the command's."""
@@ -85,19 +87,19 @@ def train(message: Message) -> tuple[bool, dict[str, dict[str, bytes]]]:
     topic, first, stop = message.topic, message.block.first, StopRequest()
     with _alone:
         os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
-        session.update(pickle.loads(message.session))
         with suppress(OSError):
             os.chdir(message.folder)
         shared = message.token is None or (first.store / message.token).exists()
-        progress, files = WorkerProgress(topic, first.task_spec.mode), dict[str, dict[str, bytes]]()
+        progress, files = WorkerProgress(topic, message.mode), dict[str, dict[str, bytes]]()
         _stops[topic] = stop
         try:
             with (
                 hearing(lambda what: progress.tell(doing=what)),
                 nullcontext(first.store) if shared else TemporaryDirectory() as store,
             ):
-                with doing("importing torch"):
+                with doing("importing torch"):  # waits for the thread of `dask_setup`: two at once would break torch
                     from bench.execute import here
+                session.update(pickle.loads(message.session))
                 block = message.moved(store=Path(store), data=first.data if first.data.exists() else place("data"))
                 ended = here.train(block, stop, progress)
                 for path in Path(store).glob(f"*/{DONE}/*") if ended and not shared else ():
