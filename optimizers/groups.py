@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizers.plugins import load
-from optimizers.registry import OptimizerSpec
+from optimizers.registry import BY_FLAG, OptimizerSpec
 
 Role = Literal["matrix", "embedding", "head", "vector"]
 ROLES: dict[Role, str] = {
@@ -146,3 +146,22 @@ def _declared(
 
 def _size(indices: Iterable[int], parameters: Sequence[Parameter]) -> int:
     return sum(math.prod(parameters[i].shape) for i in indices)
+
+
+def flags(parameters: Sequence[Parameter], values: Mapping[str, Any]) -> list[dict[str, bool]]:
+    """For each parameter, whether the method for matrices trains it."""
+    return [{"use_muon": parameter.role == "matrix"} for parameter in parameters]
+
+
+def flagged(spec: OptimizerSpec, params: Iterable[Any]) -> list[Any]:
+    """Parameters, or groups of them; for a spec with `BY_FLAG` as groups of matrices and of others, with `use_muon`."""
+    given = list(params)
+    if spec.groups != BY_FLAG:
+        return given
+    groups = given if isinstance(given[0], dict) else [{"params": given}]
+    halves = [
+        {**group, "use_muon": flag, "params": [p for p in group["params"] if (p.ndim == 2) is flag]}
+        for flag in (True, False)
+        for group in groups
+    ]
+    return [group for group in halves if group["params"]]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from optimizers.groups import Parameter, Part
 from optimizers.norms import global_norm
-from optimizers.registry import keywords_of
+from optimizers.registry import BY_FLAG, keywords_of
 from optimizers.step_size import once_known, run_closure
 
 
@@ -41,9 +41,9 @@ def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Para
     if by_name:
         raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
     groups = [{"params": [params[i] for i in group.indices], **group.values} for group in part.groups]
-    optimizer = cls(groups, **part.hyperparameters)
+    optimizer, flags = cls(groups, **part.hyperparameters), {"use_muon"} if part.spec.groups == BY_FLAG else set[str]()
     for group in part.groups:
-        if fixed := sorted(group.values.keys() - optimizer.defaults.keys()):
+        if fixed := sorted(group.values.keys() - optimizer.defaults.keys() - flags):
             if fixed[0] not in inspect.signature(cls).parameters:
                 raise ValueError(f"{part.spec.groups} gives {fixed[0]}, which {part.spec.name} does not have")
             why = f"{part.spec.name} has one {fixed[0]} for all parameters"

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -151,6 +152,17 @@ _sgd = partial(
 _FROM_TASK = {"f_star": TASK_VALUE}
 
 
+BY_FLAG = "optimizers.groups:flags"
+"""The `OptimizerSpec.groups` of classes that ask for groups with `use_muon`, as the best-known Muons do."""
+
+
+def _asks_for_flags(cls: type) -> bool:
+    """Whether the constructor asks for groups with `use_muon` and has no argument for it."""
+    with suppress(OSError, TypeError):  # it has no source
+        return "use_muon" in inspect.getsource(cls.__init__) and "use_muon" not in inspect.signature(cls).parameters
+    return False
+
+
 def _plugin(name: str, value: Any, target: str) -> OptimizerSpec:
     """The spec of a plug-in, or a generic one for an optimizer class."""
     # Every record has the version of torch, which is not part of the identity of the suite's own methods either.
@@ -179,6 +191,7 @@ def _plugin(name: str, value: Any, target: str) -> OptimizerSpec:
         search=dict.fromkeys(rates, _ANY_LR),
         package=package,
         traits=traits,
+        groups=BY_FLAG if _asks_for_flags(value) else None,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from bench.check import catalogue
 from optimizers import OptimizerSpec, Traits, global_norm, run_closure
+from optimizers.registry import BY_FLAG
 from optimizers.step_size import safe_divide
 
 FAULTS: dict[str, set[str]] = {}
@@ -664,6 +666,13 @@ class OwnGenerator(Sound):
         self.generator.set_state(state_dict["generator"])
 
 
+class AsksForFlags(Sound):
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        params = list(params)
+        assert all("use_muon" in group for group in params)
+        super().__init__(params, lr)
+
+
 class AsksForNames(Sound):
     def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
         super().__init__([p for _, p in named_parameters], lr=lr)
@@ -689,8 +698,9 @@ def requires_rate(self: Any, params: Any, lr: Any = Sound) -> None:
     Sound.__init__(self, params, 1 * lr)  # the default only marks that it is required
 
 
-for name in ("RelativeDecay", "OwnGenerator", "AsksForNames"):
+for name in ("RelativeDecay", "OwnGenerator", "AsksForFlags", "AsksForNames"):
     note(name)
+SPECS["AsksForFlags"] = replace(SPECS["AsksForFlags"], groups=BY_FLAG)
 
 
 # ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------

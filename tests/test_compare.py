@@ -118,13 +118,13 @@ def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
 @pytest.mark.deep
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]
-    why = "my.py:Forgets fails resume, group_values, real_run, which changes results: bench check my.py:Forgets gives advice"
+    why = "fails resume, group_values, real_run, which changes results: bench check my.py:Forgets gives advice"
     answer = cli(*words)
-    assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}; --anyway continues")
+    assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: my.py:Forgets {why}; --anyway continues")
     assert not list(Store(store).runs())
     answer = cli(*words, "--anyway")
     assert answer.code == 0
-    assert f"bench: {why}\n" in answer.err
+    assert f"bench: my.py:Forgets {why}\n" in answer.err
     assert "fails group_values, resume" in answer.out
 
 

@@ -175,6 +175,10 @@ def test_unusable_plug_ins_are_refused_with_the_reason(cli, here: Path, text: st
     assert "Traceback" not in answer.err
 
 
+def test_a_class_that_asks_for_groups_with_use_muon_gets_them(cli) -> None:
+    assert cli("fit", "--task", "synthetic", "--opt", "tests.mutants:AsksForFlags", "--trainer.max_steps", 2).code == 0
+
+
 def test_the_output_of_a_plugin_is_not_among_the_results(cli, here: Path, store: Path) -> None:
     opt = write(here, "loud.py", before="closure and closure(); print('in step')")
     (here / "loud.py").write_text("print('on import')\n" + (here / "loud.py").read_text())

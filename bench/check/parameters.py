@@ -64,8 +64,7 @@ def _check_kinds(optimizer: Subject, dtype: torch.dtype, size: float) -> None:
 def check_frozen(optimizer: Subject) -> None:
     """Frozen parameters and those without a gradient stay unchanged and do not affect the others; one may come later.
 
-    Tolerance 1e-9 of the way. Mend: skip parameters whose .grad is None, and create the state, with a step count of its
-    own, at the first gradient.
+    Tolerance 1e-9 of the way. Mend: skip parameters whose .grad is None, and create their state at the first gradient.
     """
     still, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
     for label, setting in optimizer.additions():

@@ -18,7 +18,7 @@ from bench.errors import UserError, unknown
 from bench.text import is_number
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.adapters import adapted
-from optimizers.groups import split_rest
+from optimizers.groups import flagged, split_rest
 from optimizers.hybrid import takes_names
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
@@ -121,7 +121,7 @@ class Subject:
                 pytest.skip("it takes all parameters by name and no groups")
         if seeded is not None:
             seed(seeded)
-        return in_training(self.spec.cls(params, **{**self.arguments, **more}))
+        return in_training(self.spec.cls(flagged(self.spec, params), **{**self.arguments, **more}))
 
     def stepper(
         self, model: Any = None, groups: Any = list, arguments: Mapping[str, Any] | None = None, seeded: int = 0

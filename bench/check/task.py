@@ -166,8 +166,7 @@ def check_dropout(subject: TaskSubject) -> str:
 def check_lanes(task: TaskSubject) -> None:
     """Vectorised runs equal those of `bench fit`: two learning rates of two seeds against four single runs.
 
-    Tolerance 1e-9 of the way. Mend: compare `loss_at` with `loss` at one point; the loss may depend only on weights and
-    batch.
+    Tolerance 1e-9 of the way. Mend: compare `loss_at` with `loss` at one point; it may use weights and batch only.
     """
     if not task.spec.lanes:
         pytest.skip("its TaskSpec does not declare lanes=True, so its runs train one by one")
