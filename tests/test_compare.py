@@ -73,7 +73,7 @@ def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, u
     kept = {run.run_id: run.begun for run in Store(store).runs()}
     assert len(kept) == 22
     out = Path("compared/synthetic/my.Signs")
-    assert (out / "forest.png").stat().st_size > 10_000
+    assert all((out / f"{name}.png").stat().st_size > 10_000 for name in ("forest", "evaluations"))
     assert result["said"][0] in (out / "quality.md").read_text()
     assert (out / "tuned/synthetic/my.Signs.yaml").is_file()
     again = cli(*COMPARE, "--json")

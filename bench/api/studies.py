@@ -122,15 +122,15 @@ def compare(
     order = [studies[0].spec.task for studies in todo]
     results.sort(key=lambda r: (order.index(r.spec.task), r.measure.order(Group.of(r.fresh))))  # as on the board
     with doing("writing table and plots"):
-        boards, verdicts, forest = _ranking(results, store, against)
+        boards, verdicts, figures = _ranking(results, store, against)
         if out is not None and boards:
             write(out / "quality.md", "\n".join([markdown(boards), *(f"{line}\n" for line in verdicts)]))
-        if out is not None and forest is not None and forest.drawn:
-            for ending in (".png", ".pdf"):
-                write(out / f"forest{ending}", forest.picture(ending))
+            for name, figure in figures.items():
+                for ending in (".png", ".pdf") if figure.drawn else ():
+                    write(out / f"{name}{ending}", figure.picture(ending))
     titles = [f"{r.spec.task} {r.spec.opt}" if len(todo) > 1 else r.spec.opt for r in results]
     studies = {title: Study(r, store, folder) for title, r in zip(titles, results, strict=True)}
-    return Comparison(studies, verdicts, boards, forest, out)
+    return Comparison(studies, verdicts, boards, figures.get("forest"), out)
 
 
 # -- for all ----------------------------------------------------------------------------------------------------------
@@ -305,8 +305,8 @@ def _check(spec: StudySpec, store: Path, *, anyway: bool) -> None:
 
 def _ranking(
     results: Sequence[StudyResult], store: Path, against: list[str] | None
-) -> tuple["list[Board]", list[str], "Figure | None"]:
-    """The board `quality` of studies and of baselines from the reference results, verdicts in sentences, their chart.
+) -> tuple["list[Board]", list[str], dict[str, "Figure"]]:
+    """The board `quality` of studies and of baselines from the reference results, verdicts in words, charts by name.
 
     All are empty while no winner has run on fresh seeds.
     """
@@ -314,10 +314,11 @@ def _ranking(
     from bench.boards.matrix import headline
     from bench.boards.quality import quality
     from bench.plots.forest import forest
+    from bench.plots.report import evaluations
 
     fresh = [run for result in results for run in result.fresh]
     if not fresh:
-        return [], [], None
+        return [], [], {}
     names, ids = {r.spec.name for r in results}, {run.run_id for r in results for run in (*r.runs, *r.fresh)}
     problems = [(bare(run.config["task"]), run.problem) for run in fresh]
     others = {bare(name) for name in against or REFERENCES} - {bare(result.spec.opt) for result in results}
@@ -333,4 +334,4 @@ def _ranking(
     warn_of(stores, collected.damaged)
     several = len(collected.problems) > 1
     verdicts = [f"{problem.name}: " * several + headline(collected, problem) for problem in collected.problems]
-    return [quality(collected)], verdicts, forest(collected)
+    return [quality(collected)], verdicts, {"forest": forest(collected), "evaluations": evaluations(collected)}

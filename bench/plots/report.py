@@ -32,7 +32,7 @@ def page(collected: Collected, stores: Stores) -> str:
     entries, problems = collected.entries, [*collected.problems]
     place_of = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [make(collected) for make in BOARDS.values()]
-    figures = {kind: make(collected) for kind, make in CHARTS.items()} | {"evaluations": _evaluations(collected)}
+    figures = {kind: make(collected) for kind, make in CHARTS.items()} | {"evaluations": evaluations(collected)}
     charts = [chart for kind, figure in figures.items() for chart in _charts(kind, figure)]
     rows, ours, theirs = matrix(collected)
     shorter = short_names(problems)
@@ -78,7 +78,8 @@ def page(collected: Collected, stores: Stores) -> str:
     )
 
 
-def _evaluations(collected: Collected) -> Figure:
+def evaluations(collected: Collected) -> Figure:
+    """The compared metric during training on the selection split, of problems that evaluate more than once."""
     panels, figure = [], Figure([])
     for problem, entries in collected.problems.items():
         runs = [run for entry in entries for run in entry.runs.values()]
