@@ -58,9 +58,8 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
     own = collected.ours
     ours = {entry.name for entry in collected.chosen if entry.opt in own} & rows.keys()
     theirs = [problem for problem in collected.problems if ours and not any(problem in rows[name] for name in ours)]
-    first = [ours, {entry.name for entry in collected.chosen if entry.community}]
-    order = sorted(rows, key=lambda name: ([name not in names for names in first], name))
-    return {name: rows[name] for name in order}, ours, theirs
+    sent = {entry.name for entry in collected.chosen if entry.community}
+    return {n: rows[n] for n in sorted(rows, key=lambda n: (n not in ours, n not in sent, n))}, ours, theirs
 
 
 def summary(collected: Collected) -> str:

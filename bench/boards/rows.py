@@ -93,10 +93,9 @@ class Entry(Group):
         free = LIBRARIES if self.shipped else ()
         several = [what for what, versions in self.versions.items() if len(versions) > 1 and what not in free]
         torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
-        origin = f"{self.shipped} of {len(runs)} " * (self.shipped < len(runs))
-        origin += "submitted" if self.community else "shipped"
+        part, origin = f"{self.shipped} of {len(runs)} ", "submitted" if self.community else "shipped"
         every = {
-            f"{origin} (torch {torch}, {' and '.join(self.machines)})": self.shipped,
+            f"{part * (self.shipped < len(runs))}{origin} (torch {torch}, {' and '.join(self.machines)})": self.shipped,
             "provisional": len(runs) < FEW_SEEDS,
             f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
             f"cap excluded {self.excluded} settings": self.excluded,
