@@ -144,9 +144,7 @@ def test_imports_from_its_folder_belong_to_an_optimizer(here: Path, store: Path)
     (here / "deep/other.py").write_text("")  # nobody imports it
     assert trained() == first
     assert first[1].startswith("files ")
-    (here / "deep/constants.py").write_text(
-        "SIZE = 0.10\n"
-    )  # longer: a compiled file of the same second and size would be used
+    (here / "deep/constants.py").write_text("SIZE = 0.10\n")  # longer: of equal size, an old .pyc would count
     second = trained()
     assert first[0] != second[0]
     assert first[1] != second[1]
