@@ -315,7 +315,7 @@ def test_a_corpus_is_read_as_what_it_is(name: str, content: bytes, tmp_path: Pat
     ("name", "content", "message"),
     [
         ("a.zip", b"PK\x03\x04 and so on", r"a\.zip is compressed \(zip\); decompress it"),
-        ("a.txt", TEXT.replace("í", "i").encode("utf-16-le"), r"a\.txt is not UTF-8 text \(byte 1\); save it as UTF-8"),
+        ("a.txt", TEXT.replace("í", "i").encode("utf-16-le"), r"a\.txt is not UTF-8 text \(byte 1\)"),
         ("a.csv", TEXT.encode("utf-16"), r"a\.csv is not UTF-8 text \(byte \d\)"),
         ("a.txt", b"BZh9 and so on", r"a\.txt is compressed \(bzip2\); decompress it"),
         ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], r"damaged data file .*a\.txt\.gz"),

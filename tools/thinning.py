@@ -17,6 +17,7 @@ from bench.store.reports import write_report
 from bench.store.stores import Stores
 from bench.store.writer import write_block
 from optimizers.plugins import bare
+from tools.conformance import without_folders
 
 
 def copy(stores: Stores, runs: Sequence[RunResult], to: Path, points: int = 200) -> int:
@@ -75,4 +76,5 @@ if __name__ == "__main__":
     store = Stores([source])
     print(f"{copy(store, store.runs, target)} runs")
     for report in store.checks:
-        write_report(target, report)
+        notes = [verdict | {"note": without_folders(verdict["note"])} for verdict in report.verdicts]
+        write_report(target, replace(report, verdicts=notes))

@@ -60,9 +60,9 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     collected = Collected.of(results, Stores([places["store"]]).tables)
     write(file, curves(collected).picture(file.suffix))
     (verdict,) = (headline(collected, problem) for problem in collected.problems)
-    boards, said = [quality(collected)], [verdict, HONEST]
+    boards, notes = [quality(collected)], [verdict, HONEST]
     text = [summary(collected), textwrap.fill(verdict, 100), "", HONEST, NEXT]
-    return Answer({"boards": as_json(boards), "said": said, "plot": file}, text, boards=boards, notes=said)
+    return Answer({"boards": as_json(boards), "said": notes, "plot": file}, text, boards=boards, notes=notes)
 
 
 @public

@@ -55,8 +55,8 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
             rows[entry.name][problem] = Verdict(mark_of(words), cell(mean), cell(words), scale, short)
         for opt, why in collected.excluded(problem).items():
             rows[opt][problem] = Verdict("-", words=why)
-    own = collected.ours
-    ours = {entry.name for entry in collected.chosen if entry.opt in own} & rows.keys()
+    names = collected.ours
+    ours = {entry.name for entry in collected.chosen if entry.opt in names} & rows.keys()
     theirs = [problem for problem in collected.problems if ours and not any(problem in rows[name] for name in ours)]
     sent = {entry.name for entry in collected.chosen if entry.community}
     return {n: rows[n] for n in sorted(rows, key=lambda n: (n not in ours, n not in sent, n))}, ours, theirs

@@ -25,9 +25,9 @@ class ImageSource:
     def files(self, root: Path) -> dict[str, Path]:
         """The files by name; for a missing one, where it is expected."""
         folders = [root / self.folder, *self._folders(root), root]
-        found = {name: find_file(folders, [name]) for name in self.md5}
-        home = next((path.parent for path in found.values() if path), folders[0])
-        return {name: path or home / f"{name}{self.ending}" for name, path in found.items()}
+        paths = {name: find_file(folders, [name]) for name in self.md5}
+        home = next((path.parent for path in paths.values() if path), folders[0])
+        return {name: path or home / f"{name}{self.ending}" for name, path in paths.items()}
 
     def _folders(self, root: Path) -> list[Path]:
         """Where torchvision puts the files, or unpacking by hand does."""
