@@ -138,7 +138,7 @@ def suite(
 
     Args:
         file: a YAML file, or the name of one in configs/suites.
-        out: folder of settings (default: tuned).
+        out: folder of settings, or of the table and figure of a ladder (default: tuned).
     """
     more.setdefault("workers", "auto")
     call = Call(more)

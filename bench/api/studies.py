@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from bench.output import Answer, check_output, note, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
 from bench.results.group import Group
-from bench.results.render import markdown
-from bench.store.record import RunResult
+from bench.results.render import as_json, markdown, printed
+from bench.store.record import RunResult, made_on
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.sweeps.grid import by_optimizer
@@ -68,19 +69,43 @@ def tune(
 
 
 def suite(file: str, call: Call, out: Path) -> Answer:
-    """Tune the optimizers of a suite's tasks, run the winners, and write their settings."""
+    """Tune the optimizers of a suite's tasks, run the winners, and write their settings, or the table of a ladder."""
     members = suites.load(file)
     try:
-        todo = [studies for member in members for studies in member.studies(call.places)]
+        planned = [(member, studies) for member in members for studies in member.studies(call.places)]
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    title = " + ".join(member.title for member in members)
+    todo = [studies for _, studies in planned]
+    title = " + ".join(dict.fromkeys(member.title for member in members))
     if call.dry_run:
         return plan_of(title, todo, call)
-    results = train(todo, call, out)
+    is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
+    results = train(todo, call, None if is_ladder else out)
     lines = [line for result in results for line in tuned.result_lines(result)]
     data = {"out": out, "studies": [tuned.as_json(result) for result in results]}
-    return Answer(data, [title, *lines, f"settings: {out}"], int(any(result.best is None for result in results)))
+    code = int(any(result.best is None for result in results))
+    if not is_ladder:
+        return Answer(data, [title, *lines, f"settings: {out}"], code)
+    board, figure = _ladder([member for member, _ in planned], results)
+    made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
+    write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
+    for ending in (".png", ".pdf"):
+        write(out / f"ladder{ending}", figure.picture(ending))
+    text = [title, *lines, "", printed([board])]
+    return Answer(data | {"boards": as_json([board])}, text, code, [board], chart=lambda: figure)
+
+
+def _ladder(members: Sequence[Suite], results: Sequence[StudyResult]) -> tuple["Board", "Figure"]:
+    """Steps at equal loss, from the studies of each rung."""
+    from bench.papers.ladder import ladder
+
+    left, rungs = iter(results), dict[float, dict[str, Group]]()
+    for member in members:
+        studies = islice(left, len(member.optimizers))
+        rungs[member.rungs[0].size] = {result.spec.opt: Group.of(result.fresh) for result in studies}
+    spec, opts = results[0].spec, [*members[0].optimizers]
+    usual = default_reference(spec.settings["trainer.batch_size"])
+    return ladder(spec.task, members[0].axis, usual if usual in opts else opts[0], rungs)
 
 
 def compare(

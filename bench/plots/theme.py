@@ -43,7 +43,7 @@ CONFIG: dict[str, Any] = {
     "axis": {
         "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "gridColor": "#e6e6e6",
         "domainColor": "#888888", "tickColor": "#888888", "labelColor": "#333333", "titleColor": "#222222",
-        "tickCount": 5, "titlePadding": 6, "labelOverlap": "greedy", "labelLimit": 260,
+        "tickCount": 5, "titlePadding": 6, "labelOverlap": "greedy", "labelSeparation": 6, "labelLimit": 260,
     },
     "legend": {
         "labelFontSize": 11, "labelLimit": 330, "symbolSize": 500, "symbolStrokeWidth": 2, "title": None,

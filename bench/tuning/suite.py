@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bench.config.files import flattened, read_yaml
 from bench.config.values import read_seeds, refuse_too_many, suites
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.table import Table
@@ -48,11 +48,23 @@ class Tune(BaseModel):
     total: int = 0
 
 
+class Rung(BaseModel):
+    """A size of a ladder: the settings that make it, of all runs and by optimizer (its own ranges), and its trials."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    size: float = Field(gt=0)
+    settings: Settings = {}
+    optimizers: Annotated[dict[str, Settings | None], BeforeValidator(_by_name)] = {}
+    trials: int | None = Field(default=None, ge=1)
+
+
 class Suite(BaseModel):
     """The content of a file in `configs/suites`.
 
     `tasks` and `optimizers` are names, or settings by name, of which a range or a list of values is searched;
-    `settings` are of all runs; `seeds` are the fresh ones of each winner: how many, or which.
+    `settings` are of all runs; `seeds` are the fresh ones of each winner: how many, or which. A ladder repeats its
+    suite on each of its `rungs`, whose sizes are numbers of `axis`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,6 +75,20 @@ class Suite(BaseModel):
     settings: Settings = {}
     tune: Tune = Tune()
     seeds: int | list[int] = 7
+    axis: str = "parameters"
+    rungs: list[Rung] = []
+
+    @property
+    def parts(self) -> "list[Suite]":
+        """The suite of each rung; itself if it is no ladder."""
+        return [self._at(rung) for rung in self.rungs] or [self]
+
+    def _at(self, rung: Rung) -> "Suite":
+        check_known("optimizer of the ladder", rung.optimizers, self.optimizers)
+        opts = {name: {**(of or {}), **(rung.optimizers.get(name) or {})} for name, of in self.optimizers.items()}
+        tasks = {name: {**(of_task or {}), **rung.settings} for name, of_task in self.tasks.items()}
+        tune = self.tune.model_copy(update={"trials": rung.trials or self.tune.trials})
+        return self.model_copy(update={"tasks": tasks, "optimizers": opts, "tune": tune, "rungs": [rung]})
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task; `UserError` if a setting is unknown or illegal."""
@@ -104,7 +130,7 @@ def load(name: str) -> list[Suite]:
             raise UserError(f"{path}: `parts` takes names of shipped suites, such as [theory, lm]; got {parts!r}")
         return [suite for part in parts for suite in load(part)]
     try:
-        return [Suite.model_validate(content)]
+        return Suite.model_validate(content).parts
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except ValidationError as error:
@@ -119,13 +145,14 @@ def plan(todo: Iterable[Sequence[Study]]) -> list[dict[str, Any]]:
         measured = None  # optimizers hardly differ
         for result in results_of(studies):
             spec, tried, fresh = result.spec, len(result.trials), [] if result.missing else result.fresh
-            left = result.missing * len(spec.seeds) + len(spec.report_seeds) - len(fresh)
+            wanted = len(spec.report_seeds) if result.missing or result.best is not None else 0
+            left = result.missing * len(spec.seeds) + wanted - len(fresh)
             times = [run.wall_s for run in (*result.runs, *fresh)]
             if left and not times and measured is None:
                 measured = seconds_of_run(spec, result.study.places)
             seconds = median(times) if times else measured or 0.0
             row = {"task": spec.task, "opt": spec.opt, "study": spec.name, "trials": [tried, tried + result.missing]}
-            rows.append(row | {"fresh": [len(fresh), len(spec.report_seeds)], "runs": left, "seconds": seconds * left})
+            rows.append(row | {"fresh": [len(fresh), wanted], "runs": left, "seconds": seconds * left})
     return rows
 
 
