@@ -82,7 +82,7 @@ def test_more_runs_than_can_be_meant_are_counted_and_not_made(seeds, words, mess
         ({"opt": "ngd,adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
         ({"opt.ngd.lrr": "0.1,1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ({"opt.lr": ","}, "--opt.lr ,: the list is empty"),
-        ({"opt.lr": "0.1,,1"}, "'0.1,,1': there is no value between two commas"),
+        ({"opt.lr": "0.1,,1"}, "--opt.lr 0.1,,1: there is no value between two commas"),
         ({"opt": "ngd,adam", "opt.adm.lr": "1"}, "unknown optimizer or role of --opt 'adm'; did you mean 'adam'?"),
         ({"opt": "ngd,adam", "opt.betas": "0.9,0.99"}, "unknown option '--opt.betas'"),
         ({"seed": "3"}, "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),

@@ -349,7 +349,7 @@ CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure"
         ({"colour": "red"}, "tiny.yaml: colour: extra inputs are not permitted"),
         ({"arms": {"GD": {"opt": "gd"}, "NGD": {"opt": "sdg"}}},
          "arm NGD: unknown optimizer 'sdg'; did you mean 'sgd'?"),
-        ({"arms": {"LAMB": {"opt": "sps", "tuned": True}}}, "nothing is tuned for synthetic with sps"),
+        ({"arms": {"LAMB": {"opt": "sps", "tuned": True}}}, "sps is not tuned on synthetic"),
         ({"claims": [{"name": "x", "test": "reaches"}]}, "tiny.yaml: claims: 0: paper: field required"),
         ({"claims": [CLAIM | {"arms": ["DG"]}]}, "unknown arm 'DG'; known: GD, NGD"),
         ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}},

@@ -239,7 +239,7 @@ def names(argument: str, given: Any) -> list[Any] | None:
     if given is None:
         return None
     several = given if isinstance(given, list | tuple) else [given]
-    listed = [name for item in several for name in (parts(item) if isinstance(item, str) else [item])]
+    listed = [name for item in several for name in (parts(item, f"--{argument}") if isinstance(item, str) else [item])]
     if not listed:
         raise UserError(f"--{argument} {','.join(several) or repr('')}: it is empty; write A,B")
     return listed

@@ -62,9 +62,11 @@ def _configuration(words: Mapping[str, Any], call: Call, *, tuned: bool) -> RunC
         for name, value in words.items():
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             named = "," in text and ":" not in text if name in ("task", "opt") else f"--{name} " in str(error)
-            if named and re.search(r"\d[:,]|\w,", text):
+            if named and re.search(r"\d[:,]|\w,", text) and not re.search(r"it takes \w+,", str(error)):
                 why = "bench fit trains one run; `bench sweep` takes several values, `bench compare` several tasks"
                 raise UserError(f"--{name} {text}: {why}") from None
+        if call.config and not any(f"--{name}" in str(error) for name in words):
+            raise UserError(f"{call.config}: {str(error).removeprefix(f'{call.config}: ')}") from None
         raise
 
 

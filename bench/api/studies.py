@@ -62,9 +62,11 @@ def tune(
         return Answer(points, [*map(options_text, points)])
     if folder is None and call.command is not None:
         folder = Path("tuned")
+    if storage:
+        tuned.mirror(storage)  # fail before hours of training
     (result,) = train([[study]], call, folder)
     if storage:
-        tuned.mirror(result, storage)
+        tuned.mirror(storage, result)
     return Study(result, call.places["store"], folder if result.best is not None else None)
 
 

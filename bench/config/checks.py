@@ -42,6 +42,8 @@ def check_early(config: RunConfig) -> None:
     for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID"):  # launchers set them
         if not os.environ.get(name, "0").isdecimal():
             raise UserError(f"the environment has {name}={os.environ[name]}, which is no number; unset it")
+    if (rank := int(os.environ.get("RANK", "0"))) and "WORLD_SIZE" not in os.environ:
+        raise UserError(f"the environment has RANK={rank} without WORLD_SIZE; unset it, or use a launcher")
     again = next((spec.name for spec in config.methods if spec.traits.calls_closure_again), None)
     full = next((spec.name for spec in config.methods if spec.traits.full_batch), None)
     every, points, clips = trainer.measure_every, trainer.observe, trainer.gradient_clip_val is not None

@@ -85,9 +85,9 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
     for folder in places:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
             return path
-    known = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
+    known = sorted({path.stem for folder in places for path in (folder / slug(task)).glob("*.yaml")})
     todo = "give its values instead" if shipped else f"`bench tune --task {task} --opt {opt}` does it"
-    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(known) or 'nothing yet'}; {todo}")
+    raise UserError(f"{opt} is not tuned on {task}; {', '.join(known) or 'no optimizer'} is; {todo}")
 
 
 def origin_of(path: Path) -> tuple[TunedBy, list[int]]:

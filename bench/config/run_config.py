@@ -326,7 +326,9 @@ def resolve(
         group, name = key.split(".", 1) if "." in key else ("", key)
         if recorded and group == "task" and name not in known["task"]:
             continue  # an option that the task no longer has
-        if group not in groups or name not in known.get(group, [name]):
+        elsewhere = group == "opt" and name in (*known["task"], *known["trainer"])
+        elsewhere = elsewhere and name not in all_optimizer_options(method, {name: value})
+        if elsewhere or group not in groups or name not in known.get(group, [name]):
             known |= {"opt": [*all_optimizer_options(method, {})]}
             names = [f"--{group}.{name}".replace("--.", "--") for group, names in known.items() for name in names]
             raise unknown_option(f"--{key}", ["--task", "--opt", *names], f"fit --task {task} --opt {opt}")

@@ -27,13 +27,13 @@ def refuse_too_many(what: str, runs: int) -> None:
         raise UserError(f"{what}: {number} runs; {limit}")
 
 
-def parts(text: object) -> list[str]:
-    """The parts of `A,B`, or of a list; `A,` has one. UserError if a part between two others is empty."""
+def parts(text: object, option: str = "") -> list[str]:
+    """The parts of `A,B`, or of a list; `A,` has one. UserError if one between two others is empty."""
     words = [part.strip() for part in str(text).strip(", \t").split(",")]
     if isinstance(text, list):
         return list(map(str, text))
     if len(words) > 1 and not all(words):
-        raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
+        raise UserError(f"{option} {text}: there is no value between two commas; add it, or remove one".strip())
     return list(filter(None, words))
 
 
@@ -125,9 +125,11 @@ def existing(path: Path) -> Path:
 
 
 def reference_folder() -> Path | None:
-    """The shipped store of reference results, or the one in `BENCH_REFERENCE`; None if there is none or it is empty."""
+    """The shipped store of reference results, or `BENCH_REFERENCE`; None for none, UserError if it is missing."""
     named = os.environ.get("BENCH_REFERENCE")
     folder = _shipped("reference", "results/reference/runs") if named is None else Path(named)
+    if named and not folder.is_dir():
+        raise UserError(f"BENCH_REFERENCE={named}: there is no such folder; unset it, or set it to '' for none")
     return folder if named != "" and folder.is_dir() else None
 
 

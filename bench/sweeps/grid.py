@@ -96,7 +96,7 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
         return log_grid(*read_range(key, str(raw)))
     if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
-    if not (values := parts(raw) if isinstance(raw, str) else raw):
+    if not (values := parts(raw, f"--{key}") if isinstance(raw, str) else raw):
         raise UserError(f"--{key} {raw}: the list is empty")
     return list(dict.fromkeys(values))
 

@@ -124,16 +124,20 @@ def remember(result: StudyResult) -> None:
             _mirror(result, temporary)
 
 
-def mirror(result: StudyResult, url: str) -> None:
-    """Add the trials of a study to an Optuna storage such as `sqlite:///studies.db`; `UserError` if that fails."""
+def mirror(url: str, *results: StudyResult) -> None:
+    """Open an Optuna storage such as `sqlite:///studies.db`, and add trials of studies; `UserError` if that fails."""
     try:
-        _mirror(result, url)
+        import optuna
+
+        storage = optuna.storages.get_storage(url)
+        for result in results:
+            _mirror(result, storage)
     except Exception as error:  # each kind of storage raises its own
         raise UserError(f"--storage {url}: {first_line(error)}") from None
 
 
-def _mirror(result: StudyResult, place: Path | str) -> None:
-    """Add the trials that a journal in a file, or a storage with this address, lacks."""
+def _mirror(result: StudyResult, place: Any) -> None:
+    """Add the trials that a journal in a file, or a storage, lacks."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
