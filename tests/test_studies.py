@@ -197,7 +197,7 @@ def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
     tuned.remember(result)
     url = f"sqlite:///{tmp_path}/optuna.db"
     for _ in range(2):  # the second time adds nothing
-        tuned.mirror(result, url)
+        tuned.mirror(url, result)
     for storage in (JournalStorage(JournalFileBackend(str(tmp_path / "studies" / f"{study.spec.name}.log"))), url):
         loaded = optuna.load_study(study_name=study.spec.name, storage=storage)
         assert [trial.params for trial in loaded.trials] == [trial.point for trial in result.trials]
@@ -205,11 +205,11 @@ def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
         assert loaded.trials[0].user_attrs["runs"] == [run.run_id for run in result.trials[0].runs]
     larger = study_in(tmp_path, 7, reports=())
     finish(larger, slope)
-    tuned.mirror(StudyResult(larger), url)
+    tuned.mirror(url, StudyResult(larger))
     tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.spec.name, storage=url).trials}
     assert tried >= {point_key(trial.point) for trial in StudyResult(larger).trials}
     with pytest.raises(UserError, match="--storage nothing://x: "):
-        tuned.mirror(result, "nothing://x")
+        tuned.mirror("nothing://x", result)
 
 
 @pytest.mark.parametrize(
