@@ -25,7 +25,7 @@ FOREIGN_OPTIONS = {
     "opt": "optimizer optimiser", "task": "model dataset", "task.depth": "layers", "workers": "gpus jobs n_jobs j",
     "trainer.devices": "gpus", "device": "gpu cpu cuda accelerator", "precision": "fp16 bf16 amp", "seed": "seed",
     "logger": "wandb tensorboard", "out": "output output_dir format", "store": "output output_dir", "budget": "timeout",
-    "trials": "n_trials n", "seeds": "seed n", "runs": "n", "rerun": "force overwrite", "anyway": "force",
+    "trials": "n_trials n", "seeds": "seed n", "runs": "n cells", "rerun": "force overwrite", "anyway": "force",
 }  # fmt: skip
 """Our options in order of preference, and their names in other programs."""
 
@@ -72,7 +72,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
     near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
+    names = "see `bench list tasks|optimizers|experiments|runs`" if kind == ANYTHING else f"known: {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else names if known else "there is none"
     hint = "give one; `bench compare` takes several" if kind in ("optimizer", "task") and "," in name else hint
     if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
         example = "SPEC" if kind == "task" else "MyClass"
