@@ -308,7 +308,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),
         ("show deora204/fig2", "did you mean 'deora2024/fig2'?"),
-        ("show xyzzy", "unknown task, optimizer, experiment or run 'xyzzy'; known: synthetic, "),
+        ("show xyzzy", "unknown task, optimizer, experiment or run 'xyzzy'; see `bench list tasks|"),
         ("fit", "--task is missing; see `bench list tasks`"),
         ("fit --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),

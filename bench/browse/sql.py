@@ -121,8 +121,7 @@ def _query(stores: Stores, query: str, take: "Callable[[DuckDBPyRelation], Any]"
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         if 'Referenced column "' in message:
             name, known = message.split('"')[1], [c for view in views for c in con.sql(f"from {view}").columns]
-            near = [column for column in dict.fromkeys(known) if column.endswith(f".{name}")][:3]
-            near = near or get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
+            near = get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
             message = message.partition(" not found")[0] + " not found" + f"; near: {', '.join(near)}" * bool(near)
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
