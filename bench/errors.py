@@ -88,7 +88,8 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
     word = rest if dot else group
     inside = {name.partition(".")[2]: full for name, full in names.items() if name.startswith(f"{group}.")}
     bare = {name.rpartition(".")[2]: names[name] for name in reversed(names)}
-    ours = (ours for ours, words in FOREIGN_OPTIONS.items() if word in words.split())
+    ours = [ours for ours, words in FOREIGN_OPTIONS.items() if word in words.split()]
+    foreign = [f"--{name}" for name in ours if dot and name.startswith("trainer.")]  # which all runs have
     candidates = [names[name] for name in (_plain(option), *ours) if name in names]
     among = inside if dot and inside else bare  # a near name of another group would be a coincidence
     own = {} if dot else {name: full for name, full in names.items() if "." not in name}
@@ -97,7 +98,7 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
         if inside and not dot
         else [among[n] for plain in (own, among) for n in several(word, plain, 1, 0.65)]
     )
-    near = next(iter([*candidates, *filter(None, [bare.get(word)]), *close]), None)
+    near = next(iter([*candidates, *filter(None, [bare.get(word)]), *close, *foreign]), None)
     hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"
     return UserError(f"unknown option {option!r}; {hint}")
 
