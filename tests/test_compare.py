@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.api.studies
+import bench.api.comparison
 from bench.store.stores import Stores
 from tests.stored import Store
 from tests.test_cli import fails
@@ -56,7 +56,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.api.studies, "_check", lambda *args, **more: None)
+    monkeypatch.setattr(bench.api.comparison, "_check", lambda *args, **more: None)
 
 
 def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, unchecked: None) -> None:

@@ -176,10 +176,10 @@ def compare(
     """
     more.setdefault("workers", "auto")
     call, baselines = Call(more, opts=names("opt", opt) or []), names("against", against)
-    from bench.api import studies
+    from bench.api import comparison
 
     tasks = names("task", task)
-    return studies.compare(call, tasks, baselines, trials, seeds, report_seeds, path_of(out), anyway=anyway)
+    return comparison.compare(call, tasks, baselines, trials, seeds, report_seeds, path_of(out), anyway=anyway)
 
 
 @public

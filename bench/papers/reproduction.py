@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from bench.config.run_config import SAME_RESULT
+from bench.config.trainer import SAME_RESULT
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, page_word

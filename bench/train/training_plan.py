@@ -7,7 +7,8 @@ from torch.optim import Optimizer
 
 from bench.config.checks import option_error
 from bench.config.options import all_optimizer_options
-from bench.config.run_config import MOST_STEPS, RunConfig
+from bench.config.run_config import RunConfig
+from bench.config.trainer import MOST_STEPS
 from bench.errors import UserError, first_line
 from bench.text import comparable, counted
 from optimizers import TASK_VALUE
