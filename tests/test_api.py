@@ -498,7 +498,7 @@ def test_the_notebook_runs_and_shows_tables_and_pictures(tmp_path: Path, store: 
         warnings.simplefilter("ignore")  # of the client
         NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     kinds = [{kind for out in cell.get("outputs", ()) for kind in out.get("data", ())} for cell in notebook.cells]
-    assert sum("text/html" in of_cell for of_cell in kinds) == 6
+    assert sum("text/html" in of_cell for of_cell in kinds) == 7
     streams = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
     assert streams == []
 

@@ -125,7 +125,7 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
     answer = cli(*words, "--anyway")
     assert answer.code == 0
     assert f"bench: my.py:Forgets {why}\n" in answer.err
-    assert "fails group_values, resume" in answer.out
+    assert "fails group_values, real_run, resume" in answer.out
 
 
 @pytest.mark.deep
