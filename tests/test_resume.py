@@ -59,7 +59,18 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-ema": ("--opt", "adamw", "--trainer.average", "ema", "--trainer.average_decay", "0.9"),
     "muon-lawa": ("--opt", "muon", "--trainer.average", "lawa", "--trainer.average_every", "4"),
     "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # also after 22 steps, where a call takes 20
-    "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
+    "muon-and-sps-ema": (
+        "--opt",
+        "muon",
+        "--opt.rest",
+        "sps",
+        "--opt.rest.gamma",
+        "2",
+        "--opt.rest.max_step",
+        "5",
+        "--trainer.average",
+        "ema",
+    ),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
 }
 
@@ -81,6 +92,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(cli, interrupt, fake_mnist, s
     assert answer.code == 0, answer.err
     assert outcome(store) == outcome(tmp_path / "whole")
     assert len(read_curve(store / killed.run_id)) == 40
+
+
+def test_a_resumed_run_counts_all_gradients_of_its_steps(cli, interrupt, store, tmp_path):
+    words = (*SYNTHETIC, "--opt", "torch.optim:LBFGS", "--opt.max_iter", "3", "--opt.lr", "0.01")
+    assert cli(*words, "--store", tmp_path / "whole").code == 0
+    interrupt(20)
+    assert cli(*words).code == 130
+    assert cli(*words).code == 0
+    assert outcome(store) == outcome(tmp_path / "whole")
+    run = only_run(store)
+    assert run.steps < 300 < 400 <= run.evaluations
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -158,13 +158,17 @@ def test_a_step_that_alone_takes_the_gradient_to_zero_is_noted(norms: list[float
 def test_the_best_step_is_the_first_of_the_best_and_the_target_is_reached_once(
     mode: str, values: list[float], kept: list[int], reached: int
 ) -> None:
-    run = watch(mode=mode, target=0.5)
+    run, counts = watch(mode=mode, target=0.5), watch(mode=mode, target=0.5)
     for value, keep in zip(values, kept, strict=True):
-        run.take(seen())
-        run.result.train_s += 1.5
+        for one in (run, counts):
+            one.take(seen())
+            one.result.train_s += 1.5
+        counts.computed(100)
         assert run.validated({"accuracy": value, "loss": 0.0}) == keep
+        counts.validated({"accuracy": value, "loss": 0.0})
     result = run.result
     assert (result.steps_to_target, result.seconds_to_target) == (reached, 6.0)
+    assert counts.result.steps_to_target == reached + 100  # gradients, where a step computes several
     assert result.best_step == [4, 8, 12, 16, 20][max(i for i, keep in enumerate(kept) if keep)]
     assert result.validations[1] == {"step": 8, "train_s": 3.0, "accuracy": values[1], "loss": 0.0}
 
