@@ -144,6 +144,13 @@ def test_impossible_roles_are_refused_in_one_line(cli, tmp_path: Path, words: tu
     assert "Traceback" not in answer.err
 
 
+def test_the_optimizer_for_the_rest_gets_the_values_of_the_task(tmp_path: Path) -> None:
+    tiny.register()
+    words = {"task": "tiny", **tiny.SIZES, "opt": "muon", "opt.rest": "sps", "opt.rest.gamma": "2", "device": "cpu"}
+    _, plan = runner.build(resolve({**words, "store": tmp_path}))
+    assert [part.hyperparameters.get("batches_per_epoch") for part in plan.parts] == [None, 64 // 16]
+
+
 def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
     tiny.register()
     words = {"task": "tiny", **tiny.SIZES, "opt": "adamw,sgd"}
