@@ -71,6 +71,9 @@ def tune(
 def suite(file: str, call: Call, out: Path) -> Answer:
     """Tune the optimizers of a suite's tasks, run the winners, and write their settings, or the table of a ladder."""
     members = suites.load(file)
+    is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
+    if is_ladder and len({(member.title, task) for member in members for task in member.tasks}) > 1:
+        raise UserError(f"{file}: a ladder has one task; write a file for each")
     try:
         planned = [(member, studies) for member in members for studies in member.studies(call.places)]
     except UserError as error:
@@ -79,7 +82,6 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     title = " + ".join(dict.fromkeys(member.title for member in members))
     if call.dry_run:
         return plan_of(title, todo, call)
-    is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
     results = train(todo, call, None if is_ladder else out)
     lines = [line for result in results for line in tuned.result_lines(result)]
     data = {"out": out, "studies": [tuned.as_json(result) for result in results]}
@@ -274,9 +276,9 @@ def _contest(
     (studies,) = suite_of(names, tune).studies(call.places)
     sizes = {study.spec.opt: study.spec.settings["trainer.batch_size"] for study in studies}
     if len(set(sizes.values())) > 1:
-        text = " and ".join(f"{opt} of {size}" for opt, size in sizes.items())
+        text = listed([f"{size} ({opt})" for opt, size in sizes.items()])
         advice = "set one size with --trainer.batch_size, or choose others with --against"
-        raise UserError(f"{text} samples a batch are different problems; {advice}")
+        raise UserError(f"batch sizes {text} make different problems; {advice}")
     source = f" ({listed(baselines)}: reference results of {len(shipped.trials)} trials)" if shipped else ""
     numbers = f"{counted(common_trials(studies), 'trial')} of {counted(len(studies[0].spec.seeds), 'seed')}"
     title = f"{', '.join(opts)} against {', '.join(baselines)} on {task}{source}: each has {numbers}"
@@ -304,7 +306,7 @@ def _shipped(
         if (trials or budget[0], budget[1] if wanted is None else len(wanted)) == budget:
             return records[0]
     names = listed([spec.opt for spec in specs])
-    note(f"{names}: tuned too, since the reference results lack them with these settings, trials and seeds")
+    note(f"{names}: tuned too, since no reference results have these settings, trials and seeds")
     return None
 
 

@@ -12,6 +12,7 @@ from bench.results.render import text
 from bench.results.sequential import WITHIN_TUNING, Comparison
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
+from bench.terminal import width
 from bench.text import cell, counted, listed
 
 MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", WITHIN_TUNING: "≈", "reference": "ref."}
@@ -19,7 +20,7 @@ LEGEND = (
     "▲ better and ▼ worse than the reference (ref.), ≈ no difference found (at all, or within tuning), ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
 )
-MOST_LINES, MOST_COLUMNS = 40, 100  # of the summary; ours
+MOST_LINES = 40  # of the summary; ours
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
 
 
 def summary(collected: Collected) -> str:
-    """The matrix and its notes for a terminal: at most 40 lines of 100 columns, the reader's own problems only."""
+    """The matrix and its notes for a terminal: at most 40 lines of its width, the reader's own problems only."""
     (rows, ours, theirs), problems = matrix(collected), [*collected.problems]
     names = short_names([problem for problem in problems if problem not in theirs])
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
@@ -79,11 +80,11 @@ def summary(collected: Collected) -> str:
         "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
-    shown, cut = text([board], MOST_COLUMNS), 0
+    shown, cut = text([board], width()), 0
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
         more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
-        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], MOST_COLUMNS)
+        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], width())
     return shown
 
 

@@ -204,7 +204,7 @@ def check_lanes(optimizer: Subject) -> None:
             pairs = zip((lr, lr / 2, 2 * lr), cycle(values), strict=False)
             if len(values) > 1:
                 lanes = [{"opt.lr": rate} if name == "lr" else {"opt.lr": rate, f"opt.{name}": x} for rate, x in pairs]
-                at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, with values of {label}: the gap")
+                at_most(ROUNDING, lanes_gap(task, lanes), f"pure update through vmap, values of {label}: the gap is")
 
 
 @failing("results")
