@@ -98,6 +98,7 @@ def test_the_right_formula_passes_a_reference_in_any_form() -> None:
         ("torch.optim:LBFGS", ["groups", "group_values", "lr_zero", "closure", "resume", "leaks"]),
         ("torch.optim:Adafactor", ["schedule", "lr_zero", "reference", "resume", "unread"]),
         ("sfadamw", ["lr_zero", "eval_train", "resume", "closure"]),
+        ("ps", ["lanes"]),
     ],
 )
 def test_published_methods_are_not_blamed(name: str, names: list[str]) -> None:
