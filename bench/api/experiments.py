@@ -98,7 +98,7 @@ def reproduce(
         from bench.results import render
 
         boards = [board(read(RESULTS, name))]
-        answer = Answer(render.as_json(boards), [render.printed(boards)], boards=boards)
+        answer = Answer(render.as_json(boards), [render.printed(boards)] * (out is None), boards=boards)
         if out is not None:
             answer.write(out)
         return answer

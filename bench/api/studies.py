@@ -75,20 +75,21 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     if is_ladder and len({(member.title, task) for member in members for task in member.tasks}) > 1:
         raise UserError(f"{file}: a ladder has one task; write a file for each")
     try:
-        planned = [(member, studies) for member in members for studies in member.studies(call.places)]
+        todo = [studies for member in members for studies in member.studies(call.places)]
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    todo = [studies for _, studies in planned]
     title = " + ".join(dict.fromkeys(member.title for member in members))
     if call.dry_run:
         return plan_of(title, todo, call)
     results = train(todo, call, None if is_ladder else out)
-    lines = [line for result in results for line in tuned.result_lines(result)]
+    rungs = [f"{rung.size:,g} {m.axis}: " for m in members for rung in m.rungs for _ in m.optimizers]
+    of_rungs = zip(rungs or [""] * len(results), results, strict=True)
+    lines = [rung + line for rung, result in of_rungs for line in tuned.result_lines(result)]
     data = {"out": out, "studies": [tuned.as_json(result) for result in results]}
     code = int(any(result.best is None for result in results))
     if not is_ladder:
         return Answer(data, [title, *lines, f"settings: {out}"], code)
-    board, figure = _ladder([member for member, _ in planned], results)
+    board, figure = _ladder(members, results)
     made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
     write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
     for ending in (".png", ".pdf"):

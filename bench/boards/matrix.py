@@ -20,7 +20,7 @@ LEGEND = (
     "▲ better and ▼ worse than the reference (ref.), ≈ no difference found (at all, or within tuning), ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
 )
-MOST_LINES = 40  # of the summary; ours
+MOST_LINES, MOST_COLUMNS = 40, 100  # of the summary; ours
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
 
 
 def summary(collected: Collected) -> str:
-    """The matrix and its notes for a terminal: at most 40 lines of its width, the reader's own problems only."""
+    """The matrix and its notes for a terminal: at most 40 lines of 100 columns, the reader's own problems only."""
     (rows, ours, theirs), problems = matrix(collected), [*collected.problems]
     names = short_names([problem for problem in problems if problem not in theirs])
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
     table = Table("verdicts, and means over seeds", columns, [])
     for name, verdicts in rows.items():
-        cells = {problem.key: f"{verdict.mark} {verdict.short}".strip() for problem, verdict in verdicts.items()}
-        table.rows.append({"opt": f"{'● ' * (name in ours)}{name}", **cells})
+        cells = {p.key: f"{verdict.mark} {verdict.short}".strip() for p, verdict in verdicts.items() if p in names}
+        table.rows.extend([{"opt": f"{'● ' * (name in ours)}{name}", **cells}] * bool(cells))
     notes = [
         " ".join(LEGEND),
         "● with runs in your stores" * bool(ours),
@@ -80,11 +80,12 @@ def summary(collected: Collected) -> str:
         "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
-    shown, cut = text([board], width()), 0
+    wide, cut = min(MOST_COLUMNS, width()), 0
+    shown = text([board], wide)
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
         more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
-        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], width())
+        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], wide)
     return shown
 
 

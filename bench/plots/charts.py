@@ -30,7 +30,7 @@ def sensitivity(collected: Collected) -> Figure:
         notes = ["no optimizer is tuned; run `bench tune` or `bench suite`"]
         if studies:
             seeds = spanned([len(study.seeds) for _, study in studies])
-            notes = [f"points: median over {seeds} tuning seeds on the selection split, of each trial"]
+            notes = [f"points: median of each trial on the selection split; tuning seeds: {seeds}"]
             notes += [note for _, note in drawn if note]
         x = " or ".join(dict.fromkeys(axis for _, study in studies for axis in study.axes[:1])) or "setting"
         panel = Panel("sensitivity", x, f"selection {problem.metric}", "x" + "y" * log_y, lines, notes, marks=True)
