@@ -195,11 +195,12 @@ def check_lanes(optimizer: Subject) -> None:
     with _run_of(optimizer) as task:
         from bench.check.task import lanes_gap
 
+        still = not optimizer.stepper().run(1).moved()
         for label, name, others in optimizer.variants():
             values, lr = [optimizer.hparams[name]], optimizer.lr
             for value in others if isinstance(values[0], float) else ():
-                with suppress(Exception):  # an illegal value; runs refuse one that never moves (f_star)
-                    values += [value] * optimizer.stepper(arguments={name: value}).run(1).moved()
+                with suppress(Exception):  # an illegal value; a run refuses one that stops all steps (f_star)
+                    values += [value] * (still or optimizer.stepper(arguments={name: value}).run(1).moved())
             pairs = zip((lr, lr / 2, 2 * lr), cycle(values), strict=False)
             if len(values) > 1:
                 lanes = [{"opt.lr": rate} if name == "lr" else {"opt.lr": rate, f"opt.{name}": x} for rate, x in pairs]
