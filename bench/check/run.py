@@ -71,9 +71,8 @@ def text(report: CheckRecord) -> str:
     """A line for each check, in groups, the failures first; then how to mend them, and the headline."""
     lines = []
     for group in GROUPS.values():
-        members = [verdict for verdict in report.verdicts if group_of(verdict) == group]
+        members = sorted((v for v in report.verdicts if group_of(v) == group), key=fails, reverse=True)
         lines += [group] * bool(members)
-        members.sort(key=fails, reverse=True)
         lines += [f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip() for v in members]
     for v in failed(report):
         lines += ["", *wrapped_lines(f"{v['check']} ({group_of(v)}): {v['meaning']}")]

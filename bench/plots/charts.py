@@ -64,8 +64,7 @@ def profile(collected: Collected) -> Figure:
     for problem, entries in collected.problems.items():
         goal = problem.target if collected.target is None else collected.target
         if goal is None:
-            note = "the task has no target"
-            panels.append(of_problem(problem, Panel("runs at the target", _FRACTION, _SHARE, notes=[note])))
+            panels.append(of_problem(problem, Panel("runs at the target", _FRACTION, _SHARE, notes=["it has none"])))
             continue
         times, budget, count = Times(), _budget(entries), count + 1
         for entry in entries:
