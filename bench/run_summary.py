@@ -75,7 +75,7 @@ def remarks_on(result: RunResult) -> list[str]:
         prefix = f"{REST}." * (REST in options and roles not in ("", "matrix"))  # the first method has the matrices
         cap = f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"  # as of momo
         lines.append(
-            f"the step cap bound on {result.cap_share:.0%} of the steps, so the cap set the step size, not the"
+            f"the step cap was active on {result.cap_share:.0%} of the steps, so it set the step size, not the"
             f" method (with a fixed cap this is SGD); raise --opt.{cap} to let the method choose"
         )
     if result.saturated_at is not None:

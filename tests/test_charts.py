@@ -156,7 +156,7 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
     assert chart.marks
     assert (chart.x, chart.y, chart.log) == ("opt.lr", "selection accuracy", "x")
     assert "sgd: no score at opt.lr 10" in words(chart)
-    assert "2 tuning seeds" in words(chart)
+    assert "its tuning seeds (2)" in words(chart)
 
 
 # -- targets --------------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, 
         ("--task synthetic --opt my.py:None", "my.py has no 'None'"),
         ("--task synthetic --opt gd", "--opt gd: it is the reference itself; name another one with --against"),
         ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it is not part of the comparison; name it"),
-        ("--task mnist --opt gd,sgd", "gd of full and sgd of 100 samples a batch are different problems"),
+        ("--task mnist --opt gd,sgd", "batch sizes full (gd) and 100 (sgd) make different problems"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
         ("--task synthetic --opt ngd --seed 3", "unknown option '--seed'; did you mean '--seeds'?"),
     ],
@@ -212,7 +212,7 @@ def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pyt
         assert "tuned too" not in answer.err
     answer = cli(*words, "--trials", 3)
     assert "ngd against gd on mha_dm1: each has 3 trials of 2 seeds" in answer.out
-    assert "gd: tuned too, since the reference results lack them with these" in answer.err
+    assert "gd: tuned too, since no reference results have these" in answer.err
     answer = cli(*words, "--against", "adamw,ps")
     assert "(adamw and ps: reference results of 17 trials): each has 17 trials of 5 seeds" in answer.out
     assert "92 runs to do" in answer.out

@@ -120,9 +120,9 @@ RIGHT = {"a": "0cc175b9c0f1b6a831c399e269772661"}
     ("md5", "level", "part"),
     [
         (RIGHT, "ok", "complete in "),
-        (RIGHT | {"b": ""}, "note", ": missing, whole; `bench data status --task x` says what to do"),
-        (RIGHT | {"c.gz": ""}, "FAIL", ": damaged, whole; `bench data status"),
-        ({"a": "0" * 32}, "FAIL", ": damaged; `bench data status"),
+        (RIGHT | {"b": ""}, "note", " are missing; `bench data status --task x` lists them"),
+        (RIGHT | {"c.gz": ""}, "FAIL", " are damaged; `bench data status"),
+        ({"a": "0" * 32}, "FAIL", " are damaged; `bench data status"),
     ],
 )
 def test_data_complete_damaged_and_partly_there(tmp_path: Path, md5: dict[str, str], level: str, part: str) -> None:

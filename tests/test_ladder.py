@@ -105,3 +105,6 @@ def test_a_ladder_trains_its_suite_at_each_size(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("{ngd: {opt.lr: '0.2:0.4'}}}", "{sgd: {}}}"))
     with pytest.raises(UserError, match="unknown optimizer of the ladder 'sgd'"):
         bench.suite(str(path), store=tmp_path / "store")
+    path.write_text(path.read_text().replace("[synthetic]", "[synthetic, mha_dm1]").replace("{sgd: {}}}", "{}}"))
+    with pytest.raises(UserError, match="a ladder has one task"):
+        bench.suite(str(path), store=tmp_path / "store")

@@ -101,7 +101,7 @@ def test_the_best_step_reports_the_metric_at_that_step(store: Path) -> None:
 def test_a_cap_that_binds_on_nearly_every_step_is_said(store: Path) -> None:
     bound = fit(store, opt="sps", opt__max_step=1e-4, trainer__max_steps=20)
     assert bound.cap_share == 1
-    assert any("cap bound on 100% of the steps" in line for line in result_lines(bound, store))
+    assert any("cap was active on 100% of the steps" in line for line in result_lines(bound, store))
     free = fit(store, opt="sps", opt__c=10, trainer__max_steps=20)
     assert free.cap_share == 0
     assert not any("cap bound" in line for line in result_lines(free, store))

@@ -120,9 +120,9 @@ def _contest(
     (studies,) = suite_of(names, tune).studies(call.places)
     sizes = {study.spec.opt: study.spec.settings["trainer.batch_size"] for study in studies}
     if len(set(sizes.values())) > 1:
-        text = " and ".join(f"{opt} of {size}" for opt, size in sizes.items())
+        text = listed([f"{size} ({opt})" for opt, size in sizes.items()])
         advice = "set one size with --trainer.batch_size, or choose others with --against"
-        raise UserError(f"{text} samples a batch are different problems; {advice}")
+        raise UserError(f"batch sizes {text} make different problems; {advice}")
     source = f" ({listed(baselines)}: reference results of {len(shipped.trials)} trials)" if shipped else ""
     numbers = f"{counted(common_trials(studies), 'trial')} of {counted(len(studies[0].spec.seeds), 'seed')}"
     title = f"{', '.join(opts)} against {', '.join(baselines)} on {task}{source}: each has {numbers}"
@@ -150,7 +150,7 @@ def _shipped(
         if (trials or budget[0], budget[1] if wanted is None else len(wanted)) == budget:
             return records[0]
     names = listed([spec.opt for spec in specs])
-    note(f"{names}: tuned too, since the reference results lack them with these settings, trials and seeds")
+    note(f"{names}: tuned too, since no reference results have these settings, trials and seeds")
     return None
 
 

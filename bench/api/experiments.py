@@ -1,6 +1,5 @@
 """`bench quickstart` and `bench reproduce`: a first comparison within seconds, and the experiments of papers."""
 
-import textwrap
 from pathlib import Path
 from typing import Unpack
 
@@ -10,15 +9,13 @@ from bench.config.values import counts_seeds, experiments, read_seeds
 from bench.errors import UserError, check_known
 from bench.output import Answer, write
 from bench.progress import doing
+from bench.terminal import wrapped_lines
 
 RESULTS = Path(__file__).parents[2] / "results"
 """The shipped pages of papers, of a clone."""
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison of `quickstart`. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
-HONEST = (
-    f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens:\n"
-    "this shows the format of a comparison, not which optimizer is best."
-)
+HONEST = "Defaults without tuning, on a toy problem: this shows what a comparison looks like, not which is best."
 NEXT = """
 Try next:
   bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50    tune both sides, then compare
@@ -61,7 +58,7 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     write(file, curves(collected).picture(file.suffix))
     (verdict,) = (headline(collected, problem) for problem in collected.problems)
     boards, notes = [quality(collected)], [verdict, HONEST]
-    text = [summary(collected), textwrap.fill(verdict, 100), "", HONEST, NEXT]
+    text = [summary(collected), *wrapped_lines(verdict), "", *wrapped_lines(HONEST), NEXT]
     return Answer({"boards": as_json(boards), "said": notes, "plot": file}, text, boards=boards, notes=notes)
 
 
@@ -101,7 +98,7 @@ def reproduce(
         from bench.results import render
 
         boards = [board(read(RESULTS, name))]
-        answer = Answer(render.as_json(boards), [render.printed(boards)], boards=boards)
+        answer = Answer(render.as_json(boards), [render.printed(boards)] * (out is None), boards=boards)
         if out is not None:
             answer.write(out)
         return answer

@@ -33,7 +33,7 @@ def new(kind: Literal["optimizer", "task"], name: str, *, out: Place | None = No
         why = "cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
     elif name in registry:
         why = f"is taken by {registry.describe(name) or 'the suite'}; choose another name"
-    elif name in ("tests", *sys.stdlib_module_names) or find_spec(name) is not None:
+    elif name in ("tests", *sys.stdlib_module_names) or (find_spec(name) is not None and not folder.exists()):
         why = "is a Python module, and the package would shadow it; choose another name"
     if why:
         raise UserError(f"{name!r} {why}")

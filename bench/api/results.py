@@ -171,7 +171,7 @@ class Study(Answer):
         self.name, self.task, self.opt, self.score = result.spec.name, result.spec.task, result.spec.opt, result.score
         self.trials, self.fresh = (Runs(Run(run, store) for run in runs) for runs in (result.runs, result.fresh))
         use = [] if folder is None else ["", f"use it: {use_line(folder, result.spec)}"]
-        lines = [*map(clean, [*trial_lines(result.record, result.runs), "", *result_lines(result)]), *use]
+        lines = [*trial_lines(result.record, result.runs), "", *map(clean, result_lines(result)), *use]
         super().__init__(as_json(result) | {"out": folder}, lines, int(result.best is None))
         if self.trials:
             sweep = Sweep(self.trials, analyse(result.runs, [*result.spec.axes], result.spec.mode))

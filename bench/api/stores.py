@@ -139,7 +139,7 @@ def show(name: str, *, store: Folders = None, progress: bool = True) -> Answer:
         which = clean(shlex.join(["--task", study.task, "--opt", study.opt]))
         plots = f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
         runs = [run for run in stores.runs if run.run_id in study.run_ids]
-        return Answer(vars(study), [*map(clean, trial_lines(study, runs)), plots])
+        return Answer(vars(study), [*trial_lines(study, runs), plots])
     if broken := [damaged for damaged in stores.damaged if path.name in damaged.path.parts]:
         raise RunFailed(str(broken[0]))
     if re.fullmatch(r".+-[0-9a-f]{7,10}", path.name):  # ids of runs end in a digest
@@ -160,9 +160,9 @@ def sql(
 ) -> Answer:
     """Query runs, curves, measurements and trials of studies with DuckDB's SQL.
 
-    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one.
-    settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, count(final), avg(final) from runs where
-    task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read and was left out.
+    Views: runs, evaluations, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one. They
+    include the reference results. settings->>'opt.lr' is a setting of a run. Example: bench sql "select opt, avg(final)
+    from runs where task = 'synthetic' and study is null group by opt". Exit code 1: something could not be read.
 
     Args:
         query: one read-only statement.

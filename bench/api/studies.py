@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,22 +66,25 @@ def tune(
 def suite(file: str, call: Call, out: Path) -> Answer:
     """Tune the optimizers of a suite's tasks, run the winners, and write their settings, or the table of a ladder."""
     members = suites.load(file)
+    is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
+    if is_ladder and len({(member.title, task) for member in members for task in member.tasks}) > 1:
+        raise UserError(f"{file}: a ladder has one task; write a file for each")
     try:
-        planned = [(member, studies) for member in members for studies in member.studies(call.places)]
+        todo = [studies for member in members for studies in member.studies(call.places)]
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    todo = [studies for _, studies in planned]
     title = " + ".join(dict.fromkeys(member.title for member in members))
     if call.dry_run:
         return plan_of(title, todo, call)
-    is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
     results = train(todo, call, None if is_ladder else out)
-    lines = [line for result in results for line in tuned.result_lines(result)]
+    sizes = [rung.size for member in members for rung in member.rungs for _ in member.optimizers]
+    sized = [*zip(sizes or [0.0] * len(results), results, strict=True)]
+    lines = [f"{n:,g} {members[0].axis}: " * is_ladder + line for n, r in sized for line in tuned.result_lines(r)]
     data = {"out": out, "studies": [tuned.as_json(result) for result in results]}
     code = int(any(result.best is None for result in results))
     if not is_ladder:
         return Answer(data, [title, *lines, f"settings: {out}"], code)
-    board, figure = _ladder([member for member, _ in planned], results)
+    board, figure = _ladder(members[0], sized)
     made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
     write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
     for ending in (".png", ".pdf"):
@@ -91,17 +93,16 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     return Answer(data | {"boards": as_json([board])}, text, code, [board], chart=lambda: figure)
 
 
-def _ladder(members: Sequence[Suite], results: Sequence[StudyResult]) -> tuple["Board", "Figure"]:
+def _ladder(suite: Suite, results: Sequence[tuple[float, StudyResult]]) -> tuple["Board", "Figure"]:
     """Steps at equal loss, from the studies of each rung."""
     from bench.papers.ladder import ladder
 
-    left, rungs = iter(results), dict[float, dict[str, Group]]()
-    for member in members:
-        studies = islice(left, len(member.optimizers))
-        rungs[member.rungs[0].size] = {result.spec.opt: Group.of(result.fresh) for result in studies}
-    spec, opts = results[0].spec, [*members[0].optimizers]
+    rungs = dict[float, dict[str, Group]]()
+    for size, result in results:
+        rungs.setdefault(size, {})[result.spec.opt] = Group.of(result.fresh)
+    spec, opts = results[0][1].spec, [*suite.optimizers]
     usual = default_reference(spec.settings["trainer.batch_size"])
-    return ladder(spec.task, members[0].axis, usual if usual in opts else opts[0], rungs)
+    return ladder(spec.task, suite.axis, usual if usual in opts else opts[0], rungs)
 
 
 def crew_of(todo: Todo, call: Call) -> "Crew":

@@ -56,7 +56,7 @@ def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
         f" {seeds_in_words(sorted(study.seeds))}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
-        "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
+        "tuning cost": _cost(collected.trial_runs(study)) + f" (study {study.name})",
     }
 
 

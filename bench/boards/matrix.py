@@ -12,6 +12,7 @@ from bench.results.render import text
 from bench.results.sequential import WITHIN_TUNING, Comparison
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
+from bench.terminal import width
 from bench.text import cell, counted, listed
 
 MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", WITHIN_TUNING: "≈", "reference": "ref."}
@@ -69,8 +70,8 @@ def summary(collected: Collected) -> str:
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
     table = Table("verdicts, and means over seeds", columns, [])
     for name, verdicts in rows.items():
-        cells = {problem.key: f"{verdict.mark} {verdict.short}".strip() for problem, verdict in verdicts.items()}
-        table.rows.append({"opt": f"{'● ' * (name in ours)}{name}", **cells})
+        cells = {p.key: f"{verdict.mark} {verdict.short}".strip() for p, verdict in verdicts.items() if p in names}
+        table.rows.extend([{"opt": f"{'● ' * (name in ours)}{name}", **cells}] * bool(cells))
     notes = [
         " ".join(LEGEND),
         "● with runs in your stores" * bool(ours),
@@ -79,11 +80,12 @@ def summary(collected: Collected) -> str:
         "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
-    shown, cut = text([board], MOST_COLUMNS), 0
+    wide, cut = min(MOST_COLUMNS, width()), 0
+    shown = text([board], wide)
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
         more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
-        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], MOST_COLUMNS)
+        shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], wide)
     return shown
 
 

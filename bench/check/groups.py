@@ -87,7 +87,7 @@ def check_group_values(optimizer: Subject) -> str:
             refused.append(label)
             continue
         used.append(label)
-        message = f"{label}: {value} in one group and {other} in another are not both used; gap"
+        message = f"{label}: {value} in one group and {other} in another are not both used: the gap is"
         at_most(ROUNDING, gap(mixed, swapped, start), message)
     return ", ".join(used) + f"; it refuses two values of {', '.join(refused)}" * bool(refused)
 

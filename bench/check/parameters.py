@@ -151,7 +151,7 @@ def check_resume(optimizer: Subject) -> None:
             lost = difference(*kept) or difference(shared, _shared(optimizer))
             if not equal(resumed.params, whole.params):
                 reason = f"; {lost}" if lost else " (after a change of lr)" if steps > 1 else ""
-                at_most(0, resumed.gap(whole), f"{where}, the gap to the uninterrupted run{reason} is")
+                at_most(0, resumed.gap(whole), f"{where}{reason}: the gap to the uninterrupted run is")
             whole.scale_lr(0.5)
             resumed.scale_lr(0.5)
         # One that has converged computes nothing; torch casts scalars of ASGD and NAdam to bfloat16, harmlessly.

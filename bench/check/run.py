@@ -32,6 +32,7 @@ from bench.machine import crowding
 from bench.process import ROOT, python_command, shield
 from bench.store.files import Damaged, making
 from bench.store.reports import CheckRecord, read_report, write_report
+from bench.terminal import wrapped_lines
 from bench.text import counted, plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.groups import REST
@@ -70,12 +71,12 @@ def text(report: CheckRecord) -> str:
     """A line for each check, in groups, the failures first; then how to mend them, and the headline."""
     lines = []
     for group in GROUPS.values():
-        members = [verdict for verdict in report.verdicts if group_of(verdict) == group]
+        members = sorted((v for v in report.verdicts if group_of(v) == group), key=fails, reverse=True)
         lines += [group] * bool(members)
-        members.sort(key=fails, reverse=True)
         lines += [f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip() for v in members]
     for v in failed(report):
-        lines += ["", f"{v['check']} ({group_of(v)}): {v['meaning']}", f"  {v['advice']}"]
+        lines += ["", *wrapped_lines(f"{v['check']} ({group_of(v)}): {v['meaning']}")]
+        lines += wrapped_lines(v["advice"], "  ", "  ")
     count = Counter(v["verdict"] for v in report.verdicts)
     total = ", ".join(f"{count[word]} {word}" for word in ("pass", "fail", "not applicable", "error") if count[word])
     return "\n".join([*lines, "", f"{report.name}: {headline(report)}; {total}"])

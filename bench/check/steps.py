@@ -35,7 +35,7 @@ class Fault(AssertionError):
 def at_most(tolerance: float, measured: float, message: str) -> None:
     """Fail if the measured number exceeds the tolerance (or is NaN)."""
     if not measured <= tolerance:
-        raise Fault(f"{message}: {measured:.3g} (at most {tolerance:g})", measured)
+        raise Fault(f"{message} {measured:.3g} (at most {tolerance:g})", measured)
 
 
 class Attention(nn.Module):

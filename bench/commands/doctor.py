@@ -21,7 +21,7 @@ from bench.process import WAIT_POLICY
 from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.store.stores import Contents
-from bench.text import counted
+from bench.text import counted, listed
 from tasks import TASKS, TaskSpec
 from tasks.core.files import DataError
 
@@ -78,7 +78,7 @@ def device_diagnoses() -> Iterator[Diagnosis]:
     """Processor and GPUs, whether torch can use them, and their half precisions."""
     import torch
 
-    threads = f"{torch.get_num_threads()} torch threads, {WAIT_POLICY} {os.environ.get(WAIT_POLICY, 'unset')}"
+    threads = f"torch threads {torch.get_num_threads()}, {WAIT_POLICY} {os.environ.get(WAIT_POLICY, 'unset')}"
     yield Diagnosis("ok", "cpu", f"{cpu_name() or platform.machine()}, {os.cpu_count()} cores, {threads}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -103,11 +103,11 @@ def data_diagnosis(spec: TaskSpec, data: Path) -> Diagnosis:
         files = states(spec, data)
     except DataError as error:
         return Diagnosis("FAIL", spec.name, f"{error}; permit it, or name another folder with --data DIR")
-    words, folder = sorted({file.state.split()[0] for file in files}), files[0].path.parent
-    if words == ["whole"]:
-        return Diagnosis("ok", spec.name, f"complete in {folder}")
-    text = f"files in {folder}: {', '.join(words)}; `bench data status --task {spec.name}` says what to do"
-    return Diagnosis("FAIL" if "damaged" in words else "note", spec.name, text)
+    folder = files[0].path.parent
+    words = sorted({"incomplete" if " of " in file.state else file.state for file in files} - {"whole"})
+    text = f"some files in {folder} are {listed(words)}; `bench data status --task {spec.name}` lists them"
+    level = "FAIL" if "damaged" in words else "note"
+    return Diagnosis(level, spec.name, text) if words else Diagnosis("ok", spec.name, f"complete in {folder}")
 
 
 def store_diagnoses(store: Path) -> Iterator[Diagnosis]:

@@ -20,7 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UserError, check_known, nearest, unknown_option
-from bench.text import options_text, why_wrong
+from bench.text import listed, options_text, why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
@@ -174,7 +174,7 @@ def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Opti
     rest, others = rest_of(spec, given), [role for role in ROLES if role != "matrix"]
     # With a rest, the first method has only the role `matrix`.
     options = _with_roles(optimizer_options(spec, given), ROLES if rest is None else ["matrix"])
-    what = f"another optimizer for all parameters except matrices ({' and '.join(others)})"
+    what = f"another optimizer for all parameters except matrices ({listed(others)})"
     default = UNSET if spec.rest is None and rest is None else spec.rest
     options[REST] = Option(REST, str | None, default, f"{what}; --opt.{REST}.NAME sets its options")
     if rest is not None:

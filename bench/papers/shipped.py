@@ -34,7 +34,7 @@ def read(folder: Path, paper: str | None = None) -> list[Page]:
 
 def board(pages: Sequence[Page]) -> Board:
     """Number of claims by paper and verdict, and every claim with its effect."""
-    columns = [Column("experiment", "experiment"), Column("claim", "claim"), Column("said", "verdict")]
+    columns = [Column("experiment", "experiment"), Column("claim", "claim", names=True), Column("said", "verdict")]
     columns += [Column(key, key) for key in ("effect", "low", "high", "unit")]
     columns.append(Column("paper", "the paper's statement, in short", wraps=True))
     claims = [

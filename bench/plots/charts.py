@@ -30,7 +30,7 @@ def sensitivity(collected: Collected) -> Figure:
         notes = ["no optimizer is tuned; run `bench tune` or `bench suite`"]
         if studies:
             seeds = spanned([len(study.seeds) for _, study in studies])
-            notes = [f"points: median over {seeds} tuning seeds on the selection split, of each trial"]
+            notes = [f"points: median of each trial over its tuning seeds ({seeds}) on the selection split"]
             notes += [note for _, note in drawn if note]
         x = " or ".join(dict.fromkeys(axis for _, study in studies for axis in study.axes[:1])) or "setting"
         panel = Panel("sensitivity", x, f"selection {problem.metric}", "x" + "y" * log_y, lines, notes, marks=True)
@@ -64,8 +64,7 @@ def profile(collected: Collected) -> Figure:
     for problem, entries in collected.problems.items():
         goal = problem.target if collected.target is None else collected.target
         if goal is None:
-            note = "the task has no target: give one with --target"
-            panels.append(of_problem(problem, Panel("runs at the target", _FRACTION, _SHARE, notes=[note])))
+            panels.append(of_problem(problem, Panel("runs at the target", _FRACTION, _SHARE, notes=["it has none"])))
             continue
         times, budget, count = Times(), _budget(entries), count + 1
         for entry in entries:

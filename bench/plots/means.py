@@ -82,7 +82,7 @@ def mean_panel(
     if exploded := dict.fromkeys(line.name for line in drawn if line.y.max() > most):
         notes.append(f"cut off above {most:.3g}, {cut:g} times the highest initial value: {', '.join(exploded)}")
     if drawn:
-        bands = f"bands: 95 % t-interval at each point; a line for each seed below {FEW_SEEDS} seeds"
+        bands = f"bands: 95 % t-interval at each point; with fewer than {FEW_SEEDS} seeds, a line for each"
         notes.insert(0, f"lines: {'geometric ' * log_y}mean over {spanned(seeds)} seeds; {bands}")
     ends = [end for line in drawn for end in (line.low, line.high) if end is not None]
     limits = axis_limits([line.y for line in drawn], log_y, ends, most)

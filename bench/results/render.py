@@ -117,8 +117,8 @@ def _groups(needed: Sequence[int], cols: Sequence[Column], wide: int) -> list[li
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
     """Boards for a terminal of `wide` columns."""
 
-    def broken(words: str, line: str = "") -> list[str]:
-        lines = wrapped(clean(words).split(" "), wide, "", " ")
+    def broken(words: str, line: str = "", indent: str = "") -> list[str]:
+        lines = wrapped(clean(words).split(" "), wide, indent, " ")
         return [*lines, line * max(map(width, lines))] if line else lines
 
     lines: list[str] = []
@@ -126,7 +126,7 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
         lines += [*broken(board.title, "="), ""]
         for table in board.tables:
             lines += [*broken(table.title, "-"), *table_lines(table, wide, styled=styled)]
-            lines += [*(line for note in table.notes for line in broken(f"  note: {note}")), ""]
+            lines += [*(line for note in table.notes for line in broken(f"note: {note}", indent="  ")), ""]
         lines += [*(line for note in board.notes for line in broken(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -140,7 +140,7 @@ def board(sweep: Sensitivity) -> Board:
     """A table for each curve, with `*` at the best, and notes."""
     unfinished = Counter(run.status for run in sweep.results if not run.finished)
     notes = [f"unfinished runs excluded: {cell(dict(unfinished))}"] * bool(unfinished)
-    notes += [f"gaps below {CONVERGED:g} count as equal: the middle is best (our rule)"] * sweep.above_infimum
+    notes += [f"gaps below {CONVERGED:g} tie, and the middle one wins (our rule)"] * sweep.above_infimum
     return Board("sweep", f"{sweep.metric} against {sweep.x}", [_table(sweep, c) for c in sweep.curves], notes)
 
 
@@ -173,6 +173,7 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
     values = np.maximum([0.0 if abs(end) < 1e-300 else end for end in ends], least)
     log = sweep.mode == "min" and is_wide([values])
     low, high = axis_limits([values], log)
+    lowest = max(least, low)
     xs = [point.x for point in points] if sweep.numeric else [0]
     log_x = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     ticks = [] if sweep.numeric else list(dict.fromkeys(str(point.x) for point in points))
@@ -182,14 +183,13 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
         median, *quartiles = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=float).T
         # A diverged seed is worse than any number: the interval reaches the edge.
         band = [np.nan_to_num(end, nan=edge) for end, edge in zip(quartiles, (low, high), strict=True)]
-        x, columns = np.clip(x, 1 / MOST if log_x else -MOST, MOST), np.clip([median, *band], low, high)
+        x, columns = np.clip(x, 1 / MOST if log_x else -MOST, MOST), np.clip([median, *band], lowest, high)
         joined = sweep.numeric and curve.joined
         for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
     notes = [f"lines: median over {spanned([p.seeds for p in points])} seeds (diverged: worst); bands: middle half"]
     notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
     notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)
-    lowest = max(least, low)
     notes += [f"values below {lowest:.3g} are drawn at that value"] * (min(ends, default=low) < lowest)
     logs = "x" * log_x + "y" * log
     panel = Panel("", sweep.x, f"{sweep.metric} at the last step", logs, lines, notes, (low, high), True, ticks)

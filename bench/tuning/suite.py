@@ -13,7 +13,7 @@ from bench.config.values import read_seeds, refuse_too_many, suites
 from bench.errors import UserError, check_known, unknown
 from bench.progress import doing
 from bench.results.render import shown
-from bench.results.table import Table
+from bench.results.table import Column, Table
 from bench.text import counted, duration, why_wrong
 from bench.tuning.design import Sampler
 from bench.tuning.spec import StudySpec, make_spec, trials_of, tuning_seeds
@@ -170,10 +170,10 @@ def seconds_of_run(spec: StudySpec, places: Mapping[str, Any]) -> float:
 
 def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     """The plan for a terminal."""
-    heads = ["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]
+    study, stored = Column("study", "study", names=True), ["trials stored", "fresh seeds stored"]
     ratios = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row.values()][:-1] for row in rows]
     times = [row["seconds"] / workers for row in rows]
-    about = f"{sum(row['runs'] for row in rows)} runs to do, about {duration(sum(times))} with"
-    about += f" {counted(workers, 'worker')} (less with lanes); more if the best point of a grid is at its edge"
+    runs, crew = counted(sum(row["runs"] for row in rows), "run"), counted(workers, "worker")
+    about = f"{runs} to do, about {duration(sum(times))} with {crew} (less with lanes, more if grids grow)"
     cells = ([*ratio, duration(time)] for ratio, time in zip(ratios, times, strict=True))
-    return [*shown(Table.of(heads, cells)), about]
+    return [*shown(Table.of(["task", "optimizer", study, *stored, "runs to do", "about"], cells)), about]

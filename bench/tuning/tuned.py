@@ -16,7 +16,7 @@ from bench.results.table import Table
 from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, read_report, write_report
-from bench.text import cell, counted, listed, options_text, plain, seeds_in_words
+from bench.text import cell, clean, counted, listed, options_text, plain, seeds_in_words
 from bench.tuning.design import distribution, point_key
 from bench.tuning.spec import VERSIONS, StudySpec
 from bench.tuning.study import StudyResult
@@ -37,7 +37,7 @@ def trial_lines(study: StudyRecord, runs: Sequence[RunResult]) -> list[str]:
             row[3] = "capped" if is_capped(of_trial) else "diverged"
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    return [first, *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
+    return [clean(first), *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
 
 
 def result_lines(result: StudyResult) -> list[str]:
@@ -46,7 +46,7 @@ def result_lines(result: StudyResult) -> list[str]:
     line = f"{record.task} {record.opt}: no setting has a score"
     if result.best is not None and result.score is not None:
         score, trials = score_text(result.score, record.metric), counted(len(record.trials), "trial")
-        line = f"{record.task} {record.opt}: best of {trials} {options_text(result.best.point)}, score {score}"
+        line = f"{record.task} {record.opt}: best of {trials}: {options_text(result.best.point)}, score {score}"
         line += f"; on {counted(len(result.fresh), 'fresh seed')} {result.measure.words} {cell(fresh)}" * bool(fresh)
         line += f"; at the edge: {listed(record.edges)}" * bool(record.edges)
     failed = [f"failed: {options_text(trial.point)}: {trial.reason}" for trial in result.trials if not trial.runs]
