@@ -98,7 +98,8 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
         if inside and not dot
         else [among[n] for plain in (own, among) for n in several(word, plain, 1, 0.65)]
     )
-    near = next(iter([*candidates, *filter(None, [bare.get(word)]), *close, *foreign]), None)
+    same = [inside[name] for name in several(word, inside, 1, 0.85)] if dot else []
+    near = next(iter([*candidates, *same, *filter(None, [bare.get(word)]), *close, *foreign]), None)
     hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"
     return UserError(f"unknown option {option!r}; {hint}")
 

@@ -13,6 +13,8 @@ from bench.results.step_ratio import step_ratio
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.text import CONVERGED, listed
+from optimizers import OPTIMIZERS
+from optimizers.plugins import bare
 
 FLOOR = math.log10(CONVERGED) + 1e-9  # logarithm of the smallest suboptimality gap, to rounding
 FEWEST_EVALUATIONS = 3  # of a curve; ours
@@ -59,7 +61,8 @@ def ladder(task: str, axis: str, reference: str, rungs: Rungs) -> tuple[Board, F
     limits = axis_limits([line.y for line in lines], True, bands)
     y = f"steps / steps of {reference}"
     panel = Panel(f"{task}: steps at equal loss", axis, y, "xy", lines, facts, limits, marks=True)
-    return Board("ladder", "Ladder", [table]), Figure([panel], {opt: opt for opt in [reference, *opts]})
+    series = {opt: bare(opt) for opt in [reference, *opts]}
+    return Board("ladder", "Ladder", [table]), Figure([panel], series, frozenset(series.values()) - {*OPTIMIZERS.own})
 
 
 def _ratio(opt: str, reference: str, groups: Mapping[str, Group]) -> Interval:

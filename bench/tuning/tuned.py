@@ -16,7 +16,7 @@ from bench.results.table import Table
 from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, read_report, write_report
-from bench.text import cell, clean, counted, listed, options_text, plain, seeds_in_words
+from bench.text import CONVERGED, cell, clean, counted, listed, options_text, plain, seeds_in_words
 from bench.tuning.design import distribution, point_key
 from bench.tuning.spec import VERSIONS, StudySpec
 from bench.tuning.study import StudyResult
@@ -35,9 +35,11 @@ def trial_lines(study: StudyRecord, runs: Sequence[RunResult]) -> list[str]:
         of_trial = [run for run in runs if run.run_id in trial["runs"]]
         if trial["score"] is None and of_trial:
             row[3] = "capped" if is_capped(of_trial) else "diverged"
+    ties = above_infimum(runs) and sum(t["score"] is not None and t["score"] <= CONVERGED for t in study.trials) > 1
+    tie = f"gaps below {CONVERGED:g} tie, and the middle one wins (our rule)"
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
-    return [clean(first), *shown(table), *[f"{study.missing} more to try"] * bool(study.missing)]
+    return [clean(first), *shown(table), *[tie] * ties, *[f"{study.missing} more to try"] * bool(study.missing)]
 
 
 def result_lines(result: StudyResult) -> list[str]:
