@@ -101,8 +101,8 @@ def _ladder(members: Sequence[Suite], results: Sequence[StudyResult]) -> tuple["
 
     left, rungs = iter(results), dict[float, dict[str, Group]]()
     for member in members:
-        studies = islice(left, len(member.optimizers))
-        rungs[member.rungs[0].size] = {result.spec.opt: Group.of([] if result.missing else result.fresh) for result in studies}
+        fresh = {r.spec.opt: [] if r.missing else r.fresh for r in islice(left, len(member.optimizers))}
+        rungs[member.rungs[0].size] = {opt: Group.of(runs) for opt, runs in fresh.items()}
     spec, opts = results[0].spec, [*members[0].optimizers]
     usual = default_reference(spec.settings["trainer.batch_size"])
     return ladder(spec.task, members[0].axis, usual if usual in opts else opts[0], rungs)
