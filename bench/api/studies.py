@@ -80,6 +80,7 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     if call.dry_run:
         return plan_of(title, todo, call)
     is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
+    check_output(out)  # fail before hours of training
     results = train(todo, call, None if is_ladder else out)
     lines = [line for result in results for line in tuned.result_lines(result)]
     data = {"out": out, "studies": [tuned.as_json(result) for result in results]}
