@@ -98,6 +98,9 @@ def test_a_ladder_trains_its_suite_at_each_size(tmp_path: Path) -> None:
         "rungs: [{size: 10, settings: {trainer.max_steps: 10}}, {size: 20, settings: {trainer.max_steps: 20},"
         " optimizers: {ngd: {opt.lr: '0.2:0.4'}}}]\n"
     )
+    with pytest.raises(UserError, match="cannot write to"):
+        bench.suite(str(path), store=tmp_path / "store", out=path, workers=1, progress=False)
+    assert not (tmp_path / "store").exists()  # refused before training
     answer = bench.suite(str(path), store=tmp_path / "store", out=tmp_path / "out", workers=1, progress=False)
     assert list(answer.table.columns) == ["table", "opt", "10", "20"]
     assert {run.steps for run in bench.load(tmp_path / "store")} == {10, 20}
@@ -106,5 +109,5 @@ def test_a_ladder_trains_its_suite_at_each_size(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown optimizer of the ladder 'sgd'"):
         bench.suite(str(path), store=tmp_path / "store")
     path.write_text(path.read_text().replace("[synthetic]", "[synthetic, mha_dm1]").replace("{sgd: {}}}", "{}}"))
-    with pytest.raises(UserError, match="a ladder has one task"):
+    with pytest.raises(UserError, match="a ladder takes one task"):
         bench.suite(str(path), store=tmp_path / "store")

@@ -130,15 +130,17 @@ def test_boards_are_asked_for_by_name(cli, filled):
 def test_a_function_of_ones_own_is_a_board(cli, filled, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "def board(runs):\n    table = runs.groupby(['problem', 'name'], as_index=False)['final'].max()\n"
+        "def board(runs):\n    table = runs.groupby(['problem', 'name'])[['final']].max()\n"
         "    table.attrs['notes'] = [f'{runs[\"opt.lr\"].nunique()} rates']\n    return table\n\n\n"
-        "def none(runs):\n    return 1\n\n\ndef broken(runs):\n    return runs['x']\n"
+        "def none(runs):\n    return 1\n\n\ndef broken(runs):\n    return runs['x']\n\n\n"
+        "def twice(runs):\n    return runs[['name', 'name']]\n"
     )
     (board,) = strict(cli("leaderboard", "--board", f"{path}:board", "--json").out)
     problem = "mnist, max_steps 100"
     assert [[*row.values()] for row in board["tables"][0]["rows"]] == [[problem, "adam", 0.86], [problem, "sgd", 0.77]]
     assert board["notes"] == ["2 rates"]
-    for name, message in (("none", "return a pandas DataFrame"), ("broken", "it raises KeyError"), ("bord", "'board'")):
+    wrong = {"none": "a pandas DataFrame", "broken": "raises KeyError", "bord": "'board'", "twice": "'name' twice"}
+    for name, message in wrong.items():
         answer = cli("leaderboard", "--board", f"{path}:{name}")
         assert (answer.code, message in answer.err.splitlines()[-1]) == (2, True), answer.err
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -243,13 +244,25 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str) -> 
             {"optimizers": {"gd": {"opt.lr": "0.1,1"}, "ngd": None}},
             "these values make 2 settings: write --trials 2",
         ),
-        ({"parts": ["nothing"]}, "`parts` takes names of shipped suites, such as [theory, lm]; got ['nothing']"),
+        ({"parts": ["nothing"]}, "`parts` takes names of shipped suites but ladders, such as [theory, lm], and stands"),
+        ({"parts": []}, "alone; got {'parts': []}"),
+        ({"parts": ["lm", "ladder-lm"]}, "alone; got {'parts': ['lm', 'ladder-lm']}"),
+        ({"parts": ["lm"], "seeds": 3}, "alone; got {'parts': ['lm'], 'seeds': 3}"),
+        ({"rungs": [{"size": 1}]}, "optimizers, and different sizes; got synthetic; gd; 1"),
+        ({"optimizers": ["gd", "ngd"], "rungs": [{"size": 1e6}, {"size": 1e6}]}, "; gd and ngd; 1000000 and 1000000"),
+        ({"optimizers": ["gd", "ngd"], "tasks": ["synthetic", "mnist"], "rungs": [{"size": 1}]}, "; got synthetic and"),
+        ({"optimizers": ["gd", "ngd"], "rungs": [{"size": math.inf}]}, "rungs.0.size: it must be a finite number"),
+        (
+            {"optimizers": ["gd", "ngd"], "rungs": [{"size": 1e7, "optimizers": {"ngd": {"trainer.max_steps": 9}}}]},
+            "size 10,000,000: gd and ngd differ in trainer.max_steps, so steps are not comparable",
+        ),
     ],
 )
 def test_a_suite_that_cannot_be_is_refused_with_its_file(
     cli, here: Path, changes: dict[str, Any], message: str
 ) -> None:
-    content = {"title": "a suite", "tasks": ["synthetic"], "optimizers": ["gd"], **changes}
+    whole = {"title": "a suite", "tasks": ["synthetic"], "optimizers": ["gd"], **changes}
+    content = changes if "parts" in changes else whole
     (here / "my.yaml").write_text(yaml.safe_dump(content))
     error = fails(cli, "suite", "my.yaml")
     assert "my.yaml: " in error

@@ -132,10 +132,17 @@ def _foreign(stores: "Stores", entries: "Collected", name: str) -> "Board":
         raise UserError(f"--board {name}: it raises {type(error).__name__}: {error}") from None
     if not isinstance(table, pd.DataFrame):
         raise UserError(f"--board {name}: it returned a {type(table).__name__}; return a pandas DataFrame")
-    columns = [Column(str(column), str(column)) for column in table.columns]
+    if table.index.names != [None]:  # the keys of a groupby
+        table = table.reset_index(allow_duplicates=True)
+    heads = [*map(str, table.columns)]
+    if twice := [head for head in heads if heads.count(head) > 1]:
+        raise UserError(f"--board {name}: it returned the column {twice[0]!r} twice; rename one")
+    notes = table.attrs.get("notes", [])
+    notes = notes if isinstance(notes, list | tuple) else [notes]
     cells = table.astype(object).where(table.notna(), None).to_numpy().tolist()
     title = name.rpartition(":")[2]
-    return Board(title, title, [Table.of(columns, cells, title)], [*map(str, table.attrs.get("notes", ()))])
+    columns = [Column(head, head) for head in heads]
+    return Board(title, title, [Table.of(columns, cells, title)], [*map(str, notes)])
 
 
 @public

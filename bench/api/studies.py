@@ -67,8 +67,6 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     """Tune the optimizers of a suite's tasks, run the winners, and write their settings, or the table of a ladder."""
     members = suites.load(file)
     is_ladder = any(member.rungs for member in members)  # its rungs would write settings to the same files
-    if is_ladder and len({(member.title, task) for member in members for task in member.tasks}) > 1:
-        raise UserError(f"{file}: a ladder has one task; write a file for each")
     try:
         todo = [studies for member in members for studies in member.studies(call.places)]
     except UserError as error:
@@ -76,6 +74,7 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     title = " + ".join(dict.fromkeys(member.title for member in members))
     if call.dry_run:
         return plan_of(title, todo, call)
+    check_output(out)  # fail before hours of training
     results = train(todo, call, None if is_ladder else out)
     sizes = [rung.size for member in members for rung in member.rungs for _ in member.optimizers]
     sized = [*zip(sizes or [0.0] * len(results), results, strict=True)]
@@ -85,6 +84,8 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     if not is_ladder:
         return Answer(data, [title, *lines, f"settings: {out}"], code)
     board, figure = _ladder(members[0], sized)
+    if any(result.todo for result in results):
+        board.notes.append("not finished: the same command trains the missing runs")
     made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
     write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
     for ending in (".png", ".pdf"):
@@ -99,7 +100,7 @@ def _ladder(suite: Suite, results: Sequence[tuple[float, StudyResult]]) -> tuple
 
     rungs = dict[float, dict[str, Group]]()
     for size, result in results:
-        rungs.setdefault(size, {})[result.spec.opt] = Group.of(result.fresh)
+        rungs.setdefault(size, {})[result.spec.opt] = Group.of([] if result.missing else result.fresh)
     spec, opts = results[0][1].spec, [*suite.optimizers]
     usual = default_reference(spec.settings["trainer.batch_size"])
     return ladder(spec.task, suite.axis, usual if usual in opts else opts[0], rungs)

@@ -42,12 +42,12 @@ def ladder(task: str, axis: str, reference: str, rungs: Rungs) -> tuple[Board, F
             try:
                 ratios[opt][size] = _ratio(opt, reference, groups)
             except ValueError as error:
-                without.setdefault(str(error), []).append(f"{size:,g}")
+                without.setdefault(str(error), []).append(f"{size:,.15g}")
     notes = [f"{listed(sizes)} {axis}: {reason}" for reason, sizes in without.items()]
     help_ = f"steps per step of {reference} at equal loss; below 1 is better"
     columns = [Column("opt", "optimizer", "name", names=True)]
-    columns += [Column(f"{size:g}", f"{size:,g} {axis}", help_, 3) for size in rungs]
-    rows = [{"opt": opt} | {f"{size:g}": of.get(size) for size in rungs} for opt, of in ratios.items()]
+    columns += [Column(f"{size:.15g}", f"{size:,.15g} {axis}", help_, 3) for size in rungs]
+    rows = [{"opt": opt} | {f"{size:.15g}": of.get(size) for size in rungs} for opt, of in ratios.items()]
     table = Table(f"{task}: steps per step of tuned {reference}, at equal loss", columns, rows, [*notes, *_NOTES])
     missing = [opt for opt in opts if not ratios[opt]]
     facts = ["bands: interval over fresh seeds, not of tuning", f"below 1: fewer steps than {reference}"]
@@ -79,8 +79,8 @@ def _ratio(opt: str, reference: str, groups: Mapping[str, Group]) -> Interval:
     above = above_infimum(runs)
     curves = [_curve(run, above) for run in runs]
     steps = sorted({step for curve in curves for step in curve or ()})
-    if len(steps) < FEWEST_EVALUATIONS or {} in curves:
-        raise ValueError(f"the evaluations of {opt} or {reference} are too few for a curve")
+    if min((len(curve) for curve in curves if curve is not None), default=0) < FEWEST_EVALUATIONS:
+        raise ValueError(f"the evaluations of {opt} or {reference} are too few for a curve: lower trainer.val_every")
     losses = np.array([_at(curve, steps) for curve in curves]).reshape(2, len(seeds), len(steps))
     smooth = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
     try:

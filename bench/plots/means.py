@@ -84,6 +84,8 @@ def mean_panel(
     if drawn:
         bands = f"bands: 95 % t-interval at each point; with fewer than {FEW_SEEDS} seeds, a line for each"
         notes.insert(0, f"lines: {'geometric ' * log_y}mean over {spanned(seeds)} seeds; {bands}")
+    elif not notes:
+        notes.append("no run has such values")
     ends = [end for line in drawn for end in (line.low, line.high) if end is not None]
     limits = axis_limits([line.y for line in drawn], log_y, ends, most)
     return Panel(title, STEPS, y, "x" * log_x + "y" * log_y, drawn, notes, limits)

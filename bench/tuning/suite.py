@@ -14,12 +14,21 @@ from bench.errors import UserError, check_known, unknown
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.table import Column, Table
-from bench.text import counted, duration, why_wrong
+from bench.text import counted, duration, listed, why_wrong
 from bench.tuning.design import Sampler
 from bench.tuning.spec import StudySpec, make_spec, trials_of, tuning_seeds
 from bench.tuning.study import Study, common_trials, results_of
 
-Settings = dict[str, Any]
+
+def _dotted(settings: Any, place: str = "settings") -> Any:
+    """Settings in dotted form, also from nested ones; anything else as it is."""
+    dotted = flattened(settings, place) if isinstance(settings, dict) else settings
+    if isinstance(dotted, dict) and (names := [name for name in ("task", "opt") if name in dotted]):
+        raise UserError(f"{place}: {names[0]} {dotted[names[0]]}: name it in `tasks` or `optimizers` instead")
+    return dotted
+
+
+Settings = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 
 
 def _by_name(entries: Any, field: ValidationInfo) -> Any:
@@ -28,7 +37,7 @@ def _by_name(entries: Any, field: ValidationInfo) -> Any:
         entries = dict.fromkeys(entries)
     if not isinstance(entries, dict):
         return entries
-    return {n: flattened(x, f"{field.field_name}.{n}") if isinstance(x, dict) else x for n, x in entries.items()}
+    return {name: _dotted(settings, f"{field.field_name}.{name}") for name, settings in entries.items()}
 
 
 Named = Annotated[dict[str, Settings | None], BeforeValidator(_by_name), Field(min_length=1)]
@@ -53,7 +62,7 @@ class Rung(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    size: float = Field(gt=0)
+    size: float = Field(gt=0, allow_inf_nan=False)
     settings: Settings = {}
     optimizers: Annotated[dict[str, Settings | None], BeforeValidator(_by_name)] = {}
     trials: int | None = Field(default=None, ge=1)
@@ -81,6 +90,10 @@ class Suite(BaseModel):
     @property
     def parts(self) -> "list[Suite]":
         """The suite of each rung; itself if it is no ladder."""
+        sizes = [rung.size for rung in self.rungs]
+        if sizes and (len(self.tasks) > 1 or len(self.optimizers) < 2 or len({*sizes}) < len(sizes)):
+            got = f"{listed([*self.tasks])}; {listed([*self.optimizers])}; {listed([f'{size:.15g}' for size in sizes])}"
+            raise UserError(f"a ladder takes one task, two or more optimizers, and different sizes; got {got}")
         return [self._at(rung) for rung in self.rungs] or [self]
 
     def _at(self, rung: Rung) -> "Suite":
@@ -115,6 +128,12 @@ class Suite(BaseModel):
         refuse_too_many("this suite", runs)
         for study in every:
             study.spec.design.wanted(study.trials, common_trials(tasks[study.spec.task]))  # raises if impossible
+        first, *others = [study.spec.typical(places) for study in every]
+        for other in others if self.rungs else ():
+            ours, theirs = first.problem, other.problem
+            if names := [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]:
+                why = f"{first.opt} and {other.opt} differ in {listed(names)}, so steps are not comparable"
+                raise UserError(f"size {self.rungs[0].size:,.15g}: {why}; give all optimizers the same")
         return list(tasks.values())
 
 
@@ -126,9 +145,12 @@ def load(name: str) -> list[Suite]:
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
         parts = content["parts"]
-        if not isinstance(parts, list) or not {*map(str, parts)} <= suites().keys():
-            raise UserError(f"{path}: `parts` takes names of shipped suites, such as [theory, lm]; got {parts!r}")
-        return [suite for part in parts for suite in load(part)]
+        known = isinstance(parts, list) and len(content) == 1 and {*map(str, parts)} <= suites().keys()
+        members = [suite for part in parts for suite in load(str(part))] if known else []
+        if not members or any(suite.rungs for suite in members):
+            why = "takes names of shipped suites but ladders, such as [theory, lm], and stands alone"
+            raise UserError(f"{path}: `parts` {why}; got {content!r}")
+        return members
     try:
         return Suite.model_validate(content).parts
     except UserError as error:
