@@ -77,7 +77,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert study["fresh"]["seeds"] == [0, 1, 2]
     assert cli("list", "studies").out.splitlines()[1].split()[:3] == [name, "5", "0"]
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
-    _, heads, *trials, plots = cli("show", name).out.splitlines()
+    _, heads, *trials, tie, plots = cli("show", name).out.splitlines()
+    assert tie.startswith("gaps below 1e-16 tie")
     which = "--task synthetic --opt sgd"
     assert plots == f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
     assert heads.endswith("train loss (suboptimality gap)")
