@@ -63,18 +63,13 @@ def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
     return np.array(boundaries)
 
 
-def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
-    """Fewest deciding wins by number of seeds, shape (n + 1,)."""
-    most = (1 << n.bit_length()) - 1  # few sizes, so that one computation serves many numbers of seeds and of tests
-    return _boundaries(share, 1 << (tests - 1).bit_length(), most)[: n + 1, tests - 1]
-
-
-def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
-    """Fewest wins out of n seeds that decide; n + 1 if n seeds cannot decide.
+def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> NDArray[np.int_]:
+    """Fewest wins out of 0, 1, ..., n seeds that decide, shape (n + 1,); more than the seeds if these cannot decide.
 
     The two-sided share of the level, in (0, 1), is divided by the number of tests (Bonferroni).
     """
-    return int(_least_wins(n, share, tests)[n])
+    most = (1 << n.bit_length()) - 1  # few sizes, so that one computation serves many numbers of seeds and of tests
+    return _boundaries(share, 1 << (tests - 1).bit_length(), most)[: n + 1, tests - 1]
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ def compare(
 
 def _first_decided(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
     """The decided sign and the smallest deciding number of seeds; 0 and None if undecided."""
-    least = _least_wins(len(won), share, tests)[1:]
+    least = least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
     decisions = [(int(seeds[0]) + 1, sign) for seeds, sign in reached if seeds.size]
     n, sign = min(decisions, default=(None, 0))
@@ -197,7 +192,7 @@ def _middle(d: NDArray[np.float64]) -> NDArray[np.float64]:
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
     """Ends of the values that the sign test never rejected, at any number of seeds: a confidence sequence."""
     low, high = -math.inf, math.inf
-    least = _least_wins(len(d), SHARES[0], 1)
+    least = least_wins(len(d))
     for n in range(LEAST_SEEDS, len(d) + 1):
         k = int(least[n])
         if k <= n:
@@ -238,7 +233,7 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5
-    least = _least_wins(most, SHARES[0], 1)
+    least = least_wins(most)
     ways, chances = np.ones(1), np.zeros(most + 1)  # number of undecided orders by further wins of the leader
     for m in range(1, most - n + 1):
         grown = np.zeros(m + 1)
