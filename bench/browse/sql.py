@@ -144,11 +144,6 @@ def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
         }
 
 
-def _evaluations(stores: Stores) -> Iterator[dict[str, Any]]:
-    for run in stores.runs:
-        yield from ({"run_id": run.run_id, **row} for row in run.validations)
-
-
 def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
     for record in stores.studies:
         study = {"study": record.name, "task": record.task, "opt": record.opt}
@@ -158,7 +153,11 @@ def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
             yield {**study, "number": number, **values, **won}
 
 
-_ROWS = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}
+_ROWS: dict[str, Callable[[Stores], Iterator[dict[str, Any]]]] = {
+    "runs": _runs,
+    "evaluations": lambda stores: ({"run_id": run.run_id, **row} for run in stores.runs for row in run.validations),
+    "trials": _trials,
+}
 
 
 def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
