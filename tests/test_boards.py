@@ -19,6 +19,7 @@ from scipy import stats as reference
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
 from bench.boards.matrix import headline
+from bench.boards.rows import entries_of
 from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import as_json, json_text
@@ -418,7 +419,8 @@ few = st.sampled_from([None, 0.25, 0.5, 0.75])
 def test_no_entrant_changes_the_row_of_another(values: dict[str, list[End]]) -> None:
     def of(some: tuple[str, ...]) -> dict[str, Any]:
         runs = [run for opt in some for run in seeds(opt, values[opt])]
-        (table,) = BOARDS["quality"](replace(Collected.of(runs, lambda run_id: {}), reference="adam")).tables
+        entries = entries_of(runs, {run.run_id: run for run in runs}, [])
+        (table,) = BOARDS["quality"](Collected(entries, entries, {}, lambda *_: {}, reference="adam")).tables
         return {row["opt"]: {k: v for k, v in row.items() if k != "flags"} for row in table.rows}
 
     every = of(ENTRANTS)

@@ -402,11 +402,7 @@ def test_the_words_of_a_claim(verdict, readings, region, small, expected):
 
 @pytest.mark.parametrize(
     ("exponent", "faster", "expected"),
-    [
-        (-2, "below", "faster than claimed"),
-        (-2, "above", "fails"),
-        (-0.2, "below", "fails"),
-    ],
+    [(-2, "below", "faster than claimed"), (-2, "above", "fails"), (-0.2, "below", "fails")],
 )
 def test_a_rate_may_be_faster_than_claimed(exponent, faster, expected):
     bounds = {"at_least": -1.1, "at_most": -0.9, "faster": faster}

@@ -107,12 +107,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
     out = Path("reproduced/nobody/tiny")
-    assert {path.name for path in out.iterdir()} == {
-        "report.md",
-        "claims.json",
-        "figure.png",
-        "figure.pdf",
-    }
+    assert {path.name for path in out.iterdir()} == {"report.md", "claims.json", "figure.png", "figure.pdf"}
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
     assert claims["claims"][0]["low"] > 0.5

@@ -14,26 +14,11 @@ import bench.browse.sql
 from bench.browse.sql import VIEWS, ask
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, record
+from tests.test_cli import fails, strict_json
 
 
 def rows(query: str, *stores: Path) -> list[tuple]:
     return list(ask(Stores(stores), query).rows)
-
-
-def strict_json(text: str):
-    def refuse(token: str):
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def fails(cli, *words: object) -> str:
-    """The one line that the command fails with."""
-    answer = cli(*words)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("bench: error: ")
-    assert answer.err.count("\n") == 1
-    return answer.err
 
 
 @pytest.fixture
@@ -81,8 +66,8 @@ def test_trials(filled):
         " from trials order by number"
     )
     assert rows(query, filled) == [
-        ("s", "synthetic", "ngd", 0, "design", "done", 0.5, 0.1, ["a"], False),
-        ("s", "synthetic", "ngd", 1, "design", "done", 0.25, 0.2, ["b"], True),
+        ("s", "synthetic", "ngd", 0, "design", "completed", 0.5, 0.1, ["a"], False),
+        ("s", "synthetic", "ngd", 1, "design", "completed", 0.25, 0.2, ["b"], True),
     ]
 
 
