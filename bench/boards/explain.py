@@ -49,19 +49,26 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
-    ranges, kinds = list[str](), cell(Counter(trial["kind"] for trial in study.trials))
-    for axis in study.axes:
-        values = [trial["point"].get(axis) for trial in study.trials]
-        numbers = [value for value in values if is_number(value)]
-        span = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({*map(word_of, values)}))
-        ranges.append(f"{axis} (tried: {span})")
+    ranges = listed([f"{axis} (tried: {ends})" for axis, ends in tried(study).items()])
+    kinds = cell(Counter(trial["kind"] for trial in study.trials))
     return {
-        "searched": f"{listed(ranges)} by {study.sampler}: {len(study.trials)} trials ({kinds}), each on seeds"
+        "searched": f"{ranges} by {study.sampler}: {len(study.trials)} trials ({kinds}), each on seeds"
         f" {seeds_in_words(sorted(study.seeds))}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(collected.trial_runs(study)) + f"  (study {study.name})",
     }
+
+
+def tried(study: StudyRecord) -> dict[str, str]:
+    """The tried values of each searched setting: from the smallest to the largest number, or all words."""
+    words = dict[str, str]()
+    for axis in study.axes:
+        values = [trial["point"].get(axis) for trial in study.trials]
+        numbers = [value for value in values if is_number(value)]
+        span = f"{min(numbers):g} to {max(numbers):g}" if numbers else ""
+        words[axis] = span or ", ".join(sorted({word_of(value) for value in values}))
+    return words
 
 
 def _cost(runs: Sequence[RunResult]) -> str:
