@@ -54,11 +54,8 @@ def make_run(
 
 def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:
     """A run for each value, with consecutive seeds; None for a diverged run."""
-    lost: dict[str, Any] = {"status": "diverged"}
-    return [
-        make_run(opt, seed, final, **((lost if final is None else {}) | changes))
-        for seed, final in enumerate(finals, first)
-    ]
+    ways = [{"status": "diverged"} | changes if final is None else changes for final in finals]
+    return [make_run(opt, first + i, final, **way) for i, (final, way) in enumerate(zip(finals, ways, strict=True))]
 
 
 def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = None) -> None:
@@ -92,10 +89,7 @@ def study(
 
 def add_tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **changes: Any) -> None:
     """A study with three trials of two seeds, and the winner on as many fresh seeds as there are values."""
-    trials = {
-        rate: [make_run(opt, seed, 0.4, words={"opt.lr": rate}) for seed in (1000, 1001)]
-        for rate in (lr / 10, lr, lr * 10)
-    }
+    trials = {rate: seeds(opt, [0.4] * 2, 1000, words={"opt.lr": rate}) for rate in (lr / 10, lr, lr * 10)}
     for runs in trials.values():
         keep(store, *runs)
     scores = {lr / 10: 0.3, lr: 0.4, lr * 10: None}

@@ -35,25 +35,11 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
-    assert re.split(r"\s{2,}", head.strip())[:6] == [
-        "optimizer",
-        "settings",
-        "test accuracy",
-        "against adam (tuned)",
-        "won",
-        "gain over adam (tuned)",
-    ]
-    interval = "0.828 [0.7984, 0.8576]"
-    assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", interval, "reference", "-", "-"]
-    assert re.split(r"\s{2,}", second.strip())[:7] == [
-        "sgd",
-        "default",
-        "0.718 [0.6793, 0.7567]",
-        "too few seeds (5 of 7)",
-        "0 of 5",
-        "-0.11",
-        "after 7 to 10",
-    ]
+    heads = ["optimizer", "settings", "test accuracy", "against adam (tuned)", "won", "gain over adam (tuned)"]
+    assert re.split(r"\s{2,}", head.strip())[:6] == heads
+    assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-", "-"]
+    sgd = ["sgd", "default", "0.718 [0.6793, 0.7567]", "too few seeds (5 of 7)", "0 of 5", "-0.11", "after 7 to 10"]
+    assert re.split(r"\s{2,}", second.strip())[:7] == sgd
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
 
@@ -155,10 +141,8 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     answer = cli("leaderboard")
     assert (answer.code, answer.out) == (2, "")
     assert "note: mnist, max_steps 100: no run of sgd has finished (1 killed)" in answer.err
-    assert (
-        "nothing to compare: no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
-        in answer.err
-    )
+    why = "no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
+    assert f"nothing to compare: {why}" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -227,21 +227,14 @@ def finding(verdict: str, p: float | None) -> Finding:
 
 def test_a_search_has_holms_correction_over_its_points() -> None:
     levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
-    points = [
-        (
-            {"task.d": i},
-            {name: finding("holds" if p_values[i] else "undecided", p_values[i]) for name, p_values in levels.items()},
-        )
-        for i in range(3)
-    ]
+    points = []
+    for i in range(3):
+        found = {name: finding("holds" if p[i] else "undecided", p[i]) for name, p in levels.items()}
+        points.append(({"task.d": i}, found))
     points.append(({"task.d": 3}, {}))  # an instance without a solution
     verdicts = [{name: f.verdict for name, f in findings.items()} for _, findings in reproduce.over_points(points)]
-    assert verdicts == [
-        {"x": "holds", "y": "holds"},
-        {"x": "undecided", "y": "holds"},
-        {"x": "undecided", "y": "holds"},
-        {},
-    ]
+    unsure = {"x": "undecided", "y": "holds"}
+    assert verdicts == [{"x": "holds", "y": "holds"}, unsure, unsure, {}]
 
 
 def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:
