@@ -67,15 +67,14 @@ def ask(stores: Stores, query: str) -> Answer:
     return Answer(names, list(map(str, types)), rows, damaged)
 
 
-def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A view as a DataFrame, of all runs or of these in order; UserError if a table is damaged. `runs` has settings."""
+def frame(stores: Stores, view: str, run_ids: Sequence[str]) -> "pd.DataFrame":
+    """The rows of these runs, in their order, in a view; UserError if a table is damaged. `runs` has settings."""
     import pandas as pd
 
     rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
     if damaged:
         raise UserError(str(damaged[0]))
-    if run_ids is not None:
-        rows = pd.Series([*run_ids], name="run_id", dtype=object).to_frame().merge(rows)
+    rows = pd.Series([*run_ids], name="run_id", dtype=object).to_frame().merge(rows)
     if view != "runs":
         return rows
     settings = rows.pop("settings").map(json.loads)

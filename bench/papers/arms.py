@@ -3,12 +3,9 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
 from bench.results.stats import LEAST_POINTS, Array
@@ -23,11 +20,6 @@ class Arm(Group):
     label: str
     # By seed and kind (`curve`, `measurements`, `validations`); columns are as long as `step`, NaN is a missing value.
     tables: dict[Seed, Mapping[str, Columns]] = field(default_factory=dict)
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The settings of its first run, in dotted form (`task.H`, `opt.lr`); empty without runs."""
-        return next((settings_of(run.config) for run in self.runs.values()), {})
 
     @property
     def every_table(self) -> Iterator[Columns]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.papers import arms as of
 from bench.papers.arms import Arm, Arms, chosen, how_ended, paired, values_at
@@ -235,7 +236,7 @@ def _range(low: float | None, high: float | None) -> tuple[float, float]:
 
 
 def _setting(arm: Arm, name: str) -> float:
-    value = arm.settings.get(name)
+    value = settings_of(next(iter(arm.runs.values())).config).get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UserError(f"{name}={value!r} of {arm.label} is not a positive number; name a setting that is")
     return float(value)

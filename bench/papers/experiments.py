@@ -180,16 +180,12 @@ def load(name: str) -> Experiment:
         first = error.errors()[0]
         place = ": ".join(str(part) for part in first["loc"] if part != "[key]")
         raise UserError(f"{experiments()[name]}: {place}: {why_wrong(first['msg'])}") from None
-    arms = {label: _with_tuned(experiment.common, arm) for label, arm in experiment.arms.items()}
+    arms = dict(experiment.arms)
+    for label, arm in experiment.arms.items():
+        if arm.get("tuned") is True:
+            own = {name: value for name, value in arm.items() if name != "tuned"}
+            given = experiment.common | own
+            tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
+            arms[label] = {name: value for name, value in tuned.items() if name not in given} | own
     check_known("arm", (label for claim in experiment.claims for label in claim.arms), arms)
     return experiment.model_copy(update={"arms": arms})
-
-
-def _with_tuned(common: Settings, arm: Settings) -> Settings:
-    """The arm's settings; for `tuned: true`, the shipped tuned ones of its task and optimizer in its place."""
-    if arm.get("tuned") is not True:
-        return arm
-    arm = {name: value for name, value in arm.items() if name != "tuned"}
-    given = common | arm
-    tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
-    return {name: value for name, value in tuned.items() if name not in given} | arm

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln
 
-from bench.results.stats import Interval, Values, exp
+from bench.results.stats import Array, Interval, Values, exp
 
 WITHIN_TUNING = "no difference found (within tuning)"
 """The verdict if a search may have missed more than the difference (`bench.results.resolution`)."""
@@ -138,14 +138,14 @@ def _first_decided(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float
     return sign, n
 
 
-def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
+def differences(first: ArrayLike, second: ArrayLike, mode: str) -> Array:
     """Differences of pairs, shape (N,), positive where the first is better by the mode, and 0 within rounding."""
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     d = a - b if mode == "max" else b - a
     return np.where(abs(d) <= ROUNDING * np.maximum(abs(a), abs(b)), 0.0, d)
 
 
-def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.float64]:
+def _gains(first: Values, second: Values, mode: str, log: bool) -> Array:
     """Gain of the first by seed; infinite where only one of the two has a value, 0 where neither has."""
     present = np.array([[x is not None for x in side] for side in (first, second)], dtype=bool).reshape(2, -1)
     both = present.all(0)
@@ -160,9 +160,7 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     return gains
 
 
-def _effect(
-    d: NDArray[np.float64], first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool
-) -> Interval | None:
+def _effect(d: Array, first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool) -> Interval | None:
     """The median gain, with the interval of values that the sign test does not reject."""
     n = len(d)
     if not n:
@@ -184,12 +182,12 @@ def _effect(
     return Interval(middle, low, high, n, bound)
 
 
-def _middle(d: NDArray[np.float64]) -> NDArray[np.float64]:
+def _middle(d: Array) -> Array:
     """The two values around the median; equal ones if their number is odd."""
     return np.sort(d)[[(len(d) - 1) // 2, len(d) // 2]]
 
 
-def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
+def _bounds(d: Array) -> tuple[float, float]:
     """Ends of the values that the sign test never rejected, at any number of seeds: a confidence sequence."""
     low, high = -math.inf, math.inf
     least = least_wins(len(d))
@@ -226,7 +224,7 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[in
     ]
 
 
-def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
+def decided_at(n: int, wins: int, losses: int, most: int) -> Array:
     """Posterior probability that the wins are first decided at each number of seeds up to `most`, shape (most + 1,).
 
     The probability that the leader wins a seed has the prior Beta(1/2, 1/2) (Jeffreys); ties count as its losses.
