@@ -219,9 +219,8 @@ def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int],
 def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[int, int]]:
     """The lowest and highest rank of each of n rows that is compatible with the decided ones of all pairs i < j."""
     better = {pair if comparison.sign > 0 else pair[::-1] for pair, comparison in pairs.items() if comparison.sign}
-    return [
-        (1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n))) for i in range(n)
-    ]
+    rows = range(n)
+    return [(1 + sum((j, i) in better for j in rows), n - sum((i, j) in better for j in rows)) for i in rows]
 
 
 def decided_at(n: int, wins: int, losses: int, most: int) -> Array:

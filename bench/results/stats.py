@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit
 
 Array = NDArray[np.float64]
+Range = tuple[float, float]
+UNBOUNDED: Range = (-math.inf, math.inf)
 
 SPACING = 0.05  # decades between the points of a fit against log x, at least: up to twenty points per decade; ours
 WINDOW = 0.25  # decades over which a local exponent is fitted; ours
