@@ -93,11 +93,8 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
     candidates = [names[name] for name in (_plain(option), *ours) if name in names]
     among = inside if dot and inside else bare  # a near name of another group would be a coincidence
     own = {} if dot else {name: full for name, full in names.items() if "." not in name}
-    close = (
-        [f"--{group}.NAME"]
-        if inside and not dot
-        else [among[n] for plain in (own, among) for n in several(word, plain, 1, 0.65)]
-    )
+    of_group = [f"--{group}.NAME"] * bool(inside and not dot)
+    close = of_group or [among[n] for plain in (own, among) for n in several(word, plain, 1, 0.65)]
     same = [inside[name] for name in several(word, inside, 1, 0.85)] if dot else []
     near = next(iter([*candidates, *same, *filter(None, [bare.get(word)]), *close, *foreign]), None)
     hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"

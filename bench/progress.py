@@ -110,16 +110,9 @@ def _eta(seconds: float, done: float, left: float) -> str:
 class Progress:
     """Shows the progress of a run of `total` steps, or reports it to the view of a plan, for a run trained alone."""
 
-    def __init__(
-        self, total: int = 0, label: str = "", *, enabled: bool = True, view: "SweepProgress | None" = None
-    ) -> None:
+    def __init__(self, total: int, label: str, *, enabled: bool, view: "SweepProgress | None" = None) -> None:
         self.total, self.label, self.enabled, self.view = total, label, enabled and view is None, view
         self._first, self._begun, self._drawn, self._live, self._validated = 0, 0.0, 0.0, False, ""
-
-    def of(self, total: int, label: str) -> "Progress":
-        """Itself, for a run of `total` steps, which may have restarted."""
-        self.total, self.label = total, label
-        return self
 
     def start(self, step: int) -> None:
         """Begin at this step."""
@@ -152,12 +145,6 @@ class Progress:
     def stop(self) -> None:
         """Remove the line."""
         show_line(self)
-
-    def end(self, result: "RunResult | None" = None) -> None:
-        """Report the end of the run to the view of its plan; None if it failed."""
-        if self.view is not None:
-            taken = 0 if result is None else max(0, result.steps - self._first)
-            self.view.advance(taken, 0, [] if result is None else [result])
 
 
 class Advance(NamedTuple):

@@ -107,7 +107,6 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """A value as a word of the command line."""
     if isinstance(value, list | tuple):
         return ",".join(map(_word, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

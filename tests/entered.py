@@ -16,7 +16,7 @@ from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.text import plain
 from optimizers.plugins import bare
-from tests.stored import put
+from tests.stored import add_study, put
 
 VERSIONS = {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1}
 CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
@@ -47,28 +47,15 @@ def make_run(
         if unknown is not None:
             settings["config"][key], settings["identity"][key] = plain(unknown), bare(plain(unknown))
     settings["run_id"] = id_of(settings["config"]["task"], settings["config"]["opt"], settings["identity"])
-    values: dict[str, Any] = {
-        "status": "completed",
-        "versions": VERSIONS,
-        "split": "test",
-        "final": final,
-        "best": final,
-        "best_step": 100,
-        "steps": 100,
-        "train_s": 10.0,
-        "environment": CPU,
-        "thinned": True,
-    }
+    values: dict[str, Any] = {"status": "completed", "split": "test", "final": final, "best": final, "best_step": 100}
+    values |= {"versions": VERSIONS, "environment": CPU, "steps": 100, "train_s": 10.0, "thinned": True}
     return RunResult(**(settings | values | changes))
 
 
 def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:
     """A run for each value, with consecutive seeds; None for a diverged run."""
-    lost: dict[str, Any] = {"status": "diverged"}
-    return [
-        make_run(opt, seed, final, **((lost if final is None else {}) | changes))
-        for seed, final in enumerate(finals, first)
-    ]
+    ways = [{"status": "diverged"} | changes if final is None else changes for final in finals]
+    return [make_run(opt, first + i, final, **way) for i, (final, way) in enumerate(zip(finals, ways, strict=True))]
 
 
 def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = None) -> None:
@@ -91,41 +78,18 @@ def study(
     **changes: Any,
 ) -> StudyRecord:
     """Write the record of a study of lr, with scores and runs by lr, and a run with the winning settings."""
-    trials: list[dict[str, Any]] = [
-        {
-            "point": {"opt.lr": lr},
-            "kind": "design",
-            "state": "completed",
-            "score": score,
-            "runs": [run.run_id for run in runs.get(lr, ())],
-        }
+    trials = [
+        {"point": {"opt.lr": lr}, "score": score, "runs": [run.run_id for run in runs.get(lr, ())]}
         for lr, score in scores.items()
     ]
-    values: dict[str, Any] = {
-        "name": "study",
-        "task": "mnist",
-        "opt": "adam",
-        "seeds": [1000, 1001],
-        "axes": ["opt.lr"],
-        "mode": "max",
-        "sampler": "grid",
-        "trials": trials,
-        "winner": winner.run_id if isinstance(winner, RunResult) else winner,
-        "lr_at_boundary": False,
-    }
-    record = StudyRecord(**(values | changes))
-    path = record.path(store)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plain(vars(record))))
-    return record
+    winner = winner.run_id if isinstance(winner, RunResult) else winner
+    values = {"name": "study", "task": "mnist", "opt": "adam", "winner": winner, "mode": "max"}
+    return add_study(store, trials=trials, **values | changes)
 
 
 def add_tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **changes: Any) -> None:
     """A study with three trials of two seeds, and the winner on as many fresh seeds as there are values."""
-    trials = {
-        rate: [make_run(opt, seed, 0.4, words={"opt.lr": rate}) for seed in (1000, 1001)]
-        for rate in (lr / 10, lr, lr * 10)
-    }
+    trials = {rate: seeds(opt, [0.4] * 2, 1000, words={"opt.lr": rate}) for rate in (lr / 10, lr, lr * 10)}
     for runs in trials.values():
         keep(store, *runs)
     scores = {lr / 10: 0.3, lr: 0.4, lr * 10: None}
@@ -154,9 +118,8 @@ def add_tried(
     runs: dict[float, list[RunResult]] = {}
     for lr, row in finals.items():
         for i, (score, final) in enumerate(zip(scores[lr], row, strict=True)):
-            settings = excess_of(task, final) | {
-                "validations": [{"step": 100, "train_s": 1.0, metric: score}] * bool(final)
-            }
+            evaluations = [{"step": 100, "train_s": 1.0, metric: score}] * bool(final)
+            settings = excess_of(task, final) | {"validations": evaluations}
             runs.setdefault(lr, []).extend(seeds(opt, [final], first + i, task=task, words={"opt.lr": lr}, **settings))
     keep(store, *(run for lr, group in runs.items() for run in group if kept or run is runs[won][0]))
     for seed, final in enumerate(fresh):

@@ -14,6 +14,7 @@ from bench.config.run_config import resolve
 from bench.store.block import CURVE_FIELDS, PREFIX, Block, Columns, blocks_in, name_of
 from bench.store.files import DONE, LOCK, RUNS
 from bench.store.record import RunResult
+from bench.store.reports import StudyRecord, write_report
 from bench.store.stores import Contents
 from bench.store.writer import BlockWriter, write_records, write_table
 
@@ -60,16 +61,9 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
     """The record of a run that ended after three steps, unless the changes say otherwise; its id is not a hash."""
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
     own["config"] |= {"task": task, "task_options": {"H": 1}, "opt_options": {"lr": lr, "max_step": float("inf")}}
-    values: dict[str, Any] = {
-        "status": "completed",
-        "versions": {"torch": "2.15.0", "suite": "0.1.0"},
-        "split": "train",
-        "final": 0.25,
-        "best": 0.25,
-        "best_step": 3,
-        "steps": 3,
-        "environment": {"cpu": "abacus", "threads": 1, "gpu": None},
-    }
+    values: dict[str, Any] = {"status": "completed", "split": "train", "final": 0.25, "best": 0.25, "best_step": 3}
+    values |= {"versions": {"torch": "2.15.0", "suite": "0.1.0"}, "steps": 3}
+    values |= {"environment": {"cpu": "abacus", "threads": 1, "gpu": None}}
     made = RunResult(**(own | values | changes))
     there = made.final is not None and math.isfinite(made.final) and "metrics" not in changes
     return replace(made, metrics={"final": {made.metric: made.final}}) if there else made
@@ -143,34 +137,18 @@ def _finish(writer: BlockWriter, results: list[RunResult]) -> None:
     (writer.end if results[0].finished else writer.leave)(results)
 
 
-def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
-    """A study whose trials have the runs a, b, ...; the second one won."""
-    rows = [
-        {
-            "point": {"lr": 0.1 * (i + 1)},
-            "kind": "design",
-            "state": "done",
-            "score": 0.5 / (i + 1),
-            "runs": ["abcdef"[i]],
-        }
-        for i in range(trials)
-    ]
-    content = {
-        "name": name,
-        "task": "synthetic",
-        "opt": "ngd",
-        "seeds": [1],
-        "axes": ["opt.lr"],
-        "mode": "min",
-        "sampler": "grid",
-        "trials": rows,
-        "winner": "b",
-        "lr_at_boundary": False,
-    }
-    path = store / "studies" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content | changes))
-    return path
+def add_study(store: Path, name: str, trials: int | Sequence[Mapping[str, Any]] = 2, **changes: Any) -> StudyRecord:
+    """Write the record of a study with these trials; given their number, they have the runs a, b, ..., and b won."""
+    if isinstance(trials, int):
+        runs = enumerate("abcdef"[:trials], 1)
+        trials = [{"point": {"lr": 0.1 * i}, "score": 0.5 / i, "runs": [run]} for i, run in runs]
+        changes = {"seeds": [1], "winner": "b"} | changes
+    values: dict[str, Any] = {"name": name, "task": "synthetic", "opt": "ngd", "seeds": [1000, 1001], "mode": "min"}
+    values |= {"axes": ["opt.lr"], "sampler": "grid", "lr_at_boundary": False}
+    values |= {"trials": [{"kind": "design", "state": "completed", **trial} for trial in trials]}
+    record = StudyRecord(**(values | changes))
+    write_report(store, record)
+    return record
 
 
 def unfinished(store: Path) -> list[Block]:

@@ -19,6 +19,7 @@ from scipy import stats as reference
 from bench.boards import BOARDS
 from bench.boards.collect import Collected
 from bench.boards.matrix import headline
+from bench.boards.rows import entries_of
 from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import as_json, json_text
@@ -124,11 +125,8 @@ def test_rows_at_the_floor_are_compared_by_steps(store):
     keep(store, *runs("gd", [80] * 7), *runs("ngd", [20] * 7), *runs("adam", [20, *[None] * 6]))
     table = board("quality", store, reference=None).tables[-1]
     by_opt = {row["opt"]: row for row in table.rows}
-    assert {opt: row["verdict"] for opt, row in by_opt.items()} == {
-        "ngd": "better",
-        "gd": "reference",
-        "adam": "no difference found",
-    }
+    verdicts = {"ngd": "better", "gd": "reference", "adam": "no difference found"}
+    assert {opt: row["verdict"] for opt, row in by_opt.items()} == verdicts
     assert by_opt["ngd"]["effect"] == Interval(0.25, 0.25, 0.25, 7)
     assert "gd is at the floor of the metric (1e-16) on 7 of 7 seeds" in table.notes[0]
 
@@ -151,12 +149,8 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     # Seven wins of seven decide a single pair, but none of three pairs.
     assert {row["places"] for row in table.rows} == {"1 to 3"}
     assert table.notes == ["7 seeds cannot decide any of 3 pairs; it takes 8 seeds or more"]
-    keep(
-        store,
-        *seeds("adam", HIGH, first=7),
-        *seeds("sgd", LOW, first=7),
-        *seeds("adamw", [x + 0.001 for x in HIGH], first=7),
-    )
+    for opt, ends in (("adam", HIGH), ("sgd", LOW), ("adamw", [x + 0.001 for x in HIGH])):
+        keep(store, *seeds(opt, ends, first=7))
     (table,) = board("pairs", store).tables
     assert [(row["opt"], row["places"]) for row in table.rows] == [("adamw", "1"), ("adam", "2"), ("sgd", "3")]
     heads = [f"against {name}" for name in ("adamw", "adam", "sgd")]
@@ -184,9 +178,8 @@ def test_tuning_noise_comes_from_resampled_tuning_seeds(store):
     parts = [(0.01 / 3, 2), (0.2**2 * 0.25 * 0.75, 1)]
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    assert (interval.mean, interval.low, interval.high, interval.n) == pytest.approx(
-        (0.8, 0.8 - half, min(1, 0.8 + half), 3)
-    )
+    expected = 0.8, 0.8 - half, min(1, 0.8 + half), 3
+    assert (interval.mean, interval.low, interval.high, interval.n) == pytest.approx(expected)
     assert interval.low < plain.low < plain.high <= interval.high
     assert notes == []
 
@@ -283,12 +276,8 @@ def test_mixed_versions_are_refused_unless_asked_for(store, what):
 
 
 def test_budgets_parts_and_task_settings_separate_problems(store):
-    for words in (
-        {},
-        {"trainer.max_steps": 200},
-        {"trainer.max_steps": None, "trainer.max_epochs": 1},
-        {"task.depth": 3},
-    ):
+    epochs = {"trainer.max_steps": None, "trainer.max_epochs": 1}
+    for words in ({}, {"trainer.max_steps": 200}, epochs, {"task.depth": 3}):
         keep(store, *seeds("adam", A, words=words))
     keep(store, *(replace(run, run_id=f"{run.run_id}-p", identity={}, part="10 of 20") for run in seeds("adam", A)))
     assert [table.title for table in board("quality", store).tables[1:]] == [
@@ -310,10 +299,8 @@ def test_settings_by_hand_are_shown_if_there_is_one_or_on_request(store):
         " (bench tune --task mnist --opt adam); --settings all shows all",
         "mnist, max_steps 100: sgd is shown at its default settings, without 1 other setting; --settings all shows all",
     ]
-    assert [entry.name for entry in collect_from(store, settings="all", opts=["adam"]).entries] == [
-        "adam (lr 0.1)",
-        "adam (lr 0.2)",
-    ]
+    every = collect_from(store, settings="all", opts=["adam"]).entries
+    assert [entry.name for entry in every] == ["adam (lr 0.1)", "adam (lr 0.2)"]
 
 
 @pytest.mark.parametrize(
@@ -351,11 +338,8 @@ def reaching(opt: str, steps: list[int | None], **changes: Any) -> list[RunResul
 
 @pytest.mark.parametrize(("task", "metric", "target"), [("mnist", "accuracy", 0.6), ("synthetic", "loss", 0.4)])
 def test_another_target_is_read_from_the_evaluations(store, task, metric, target):
-    values = [
-        {"step": 10, "train_s": 1.0, metric: 0.5},
-        {"step": 20, "train_s": 2.0, metric: target},
-        {"step": 30, "train_s": 3.0},
-    ]
+    evaluated = {metric: 0.5}, {metric: target}, {}
+    values = [{"step": 10 * t, "train_s": t, **found} for t, found in enumerate(evaluated, 1)]
     keep(store, *seeds("adam", A, task=task, validations=values))
     (row,) = rows("speed", store, target=target).values()
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
@@ -374,9 +358,8 @@ def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
 
 
 def test_seconds_stay_within_a_type_of_machine(store):
-    keep(
-        store, *reaching("adam", [10, 20, 30]), *reaching("sgd", [10, 20, 60], environment={"gpu": "H"}, engine="lanes")
-    )
+    keep(store, *reaching("adam", [10, 20, 30]))
+    keep(store, *reaching("sgd", [10, 20, 60], environment={"gpu": "H"}, engine="lanes"))
     table = board("speed", store).tables[0]
     by_opt = {row["opt"]: row for row in table.rows}
     here, present = "seconds on abacus, 1 thread, lightning", "seconds on H, lanes"
@@ -418,7 +401,8 @@ few = st.sampled_from([None, 0.25, 0.5, 0.75])
 def test_no_entrant_changes_the_row_of_another(values: dict[str, list[End]]) -> None:
     def of(some: tuple[str, ...]) -> dict[str, Any]:
         runs = [run for opt in some for run in seeds(opt, values[opt])]
-        (table,) = BOARDS["quality"](replace(Collected.of(runs, lambda run_id: {}), reference="adam")).tables
+        entries = entries_of(runs, {run.run_id: run for run in runs}, [])
+        (table,) = BOARDS["quality"](Collected(entries, entries, {}, lambda *_: {}, reference="adam")).tables
         return {row["opt"]: {k: v for k, v in row.items() if k != "flags"} for row in table.rows}
 
     every = of(ENTRANTS)
@@ -432,10 +416,8 @@ def test_a_timeout_before_the_target_gives_no_verdict(store):
     keep(store, *(replace(run, steps_to_target=60) for run in seeds("adam", A)))
     keep(store, *(replace(run, status="timeout", steps=10) for run in seeds("sgd", B)))
     table = board("speed", store, target=None).tables[-1]
-    assert {row["opt"]: row["verdict"] for row in table.rows} == {
-        "adam": "reference",
-        "sgd": "not compared: a time limit ended runs before the target",
-    }
+    verdicts = {"adam": "reference", "sgd": "not compared: a time limit ended runs before the target"}
+    assert {row["opt"]: row["verdict"] for row in table.rows} == verdicts
 
 
 # -- headline ---------------------------------------------------------------------------------------------------------
@@ -452,11 +434,8 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
     assert problem.name == "mnist, max_steps 100"
     first, *others = headline(collected, problem).removesuffix(".").split(". ")
     assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
-    assert [part.partition(" (gain")[0] for part in others] == [
-        "No difference found: adam",
-        "Worse: mine",
-        "Too few seeds: sps",
-    ]
+    said = ["No difference found: adam", "Worse: mine", "Too few seeds: sps"]
+    assert [part.partition(" (gain")[0] for part in others] == said
 
 
 # -- theory -----------------------------------------------------------------------------------------------------------
@@ -474,15 +453,8 @@ def test_steps_to_alignment_are_those_of_the_measurements(store):
     align(store, "ngd", [20, 20, None], facts={"W_mm": {"solved": False, "reason": "infeasible"}})
     table = board("theory", store).tables[0]
     by_opt = {row["opt"]: row for row in table.rows}
-    assert (by_opt["adam"]["aligned"], by_opt["adam"]["steps"].median, by_opt["adam"]["alignment"].mean) == (
-        "3 of 3",
-        40,
-        1,
-    )
-    assert (by_opt["ngd"]["aligned"], by_opt["ngd"]["steps"].median, by_opt["ngd"]["solved"]) == (
-        "2 of 3",
-        20,
-        "0 of 3",
-    )
+    adam, ngd = by_opt["adam"], by_opt["ngd"]
+    assert (adam["aligned"], adam["steps"].median, adam["alignment"].mean) == ("3 of 3", 40, 1)
+    assert (ngd["aligned"], ngd["steps"].median, ngd["solved"]) == ("2 of 3", 20, "0 of 3")
     assert "no comparison: W_mm is infeasible" in table.notes
-    assert (by_opt["ngd"]["alignment"].low, by_opt["ngd"]["alignment"].high) == (pytest.approx(0.116, abs=1e-3), 1)
+    assert (ngd["alignment"].low, ngd["alignment"].high) == (pytest.approx(0.116, abs=1e-3), 1)

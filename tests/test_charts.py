@@ -77,8 +77,7 @@ def words(chart: Panel) -> str:
 
 
 @pytest.mark.parametrize(
-    ("losses", "log"),
-    [([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]], ""), ([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]], "y")],
+    ("losses", "log"), [([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]], ""), ([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]], "y")]
 )
 def test_a_curve_is_the_mean_with_its_t_interval(store, losses, log):
     for seed, loss in enumerate(losses):

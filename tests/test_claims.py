@@ -131,9 +131,8 @@ def test_a_slow_run_that_misses_gives_a_lower_bound():
     assert "; in 2 of 3 runs slow never reached it, and the last step counts" in result.text
     assert sooner(fast, step_down("slow", None, None, None), 1000).verdict == "undecided"
     assert sooner(fast, step_down("slow", None, None, None, statuses=["killed"] * 3)).verdict == "holds"
-    assert (
-        sooner(fast, step_down("slow", None, None, None, statuses=["diverged"] * 3, length=20)).verdict == "undecided"
-    )
+    diverged = step_down("slow", None, None, None, statuses=["diverged"] * 3, length=20)
+    assert sooner(fast, diverged).verdict == "undecided"
 
 
 def test_a_fast_run_that_misses_fails_unless_cut_off():
@@ -233,10 +232,8 @@ def test_lower_is_paired():
 
 
 def test_lower_at_the_end_of_runs_of_unequal_length():
-    short, long = (
-        arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))),
-        arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1))),
-    )
+    short = arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1)))
+    long = arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1)))
     result = lower(changed(short, reason=None), changed(long, reason=None), last=None)  # neither converged
     assert (result.verdict, result.effect) == ("holds", pytest.approx(-0.1))
     assert result.text.startswith("loss of a minus that of b at the end of each run is -0.1 [")
@@ -355,12 +352,8 @@ def test_holms_correction():
     levels = {"a": 0.010, "b": 0.016, "c": 0.03, "d": None}
     after = corrected({name: found_at(p) for name, p in levels.items()})
     # 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third is not significant.
-    assert {name: result.verdict for name, result in after.items()} == {
-        "a": "holds",
-        "b": "holds",
-        "c": "undecided",
-        "d": "undecided",
-    }
+    verdicts = {"a": "holds", "b": "holds", "c": "undecided", "d": "undecided"}
+    assert {name: result.verdict for name, result in after.items()} == verdicts
     assert after["c"].text == "text; holds without correction (p = 0.03), not with Holm's correction over 4"
     assert after["a"] == found_at(0.010)
     assert corrected({}) == {}
@@ -402,11 +395,7 @@ def test_the_words_of_a_claim(verdict, readings, region, small, expected):
 
 @pytest.mark.parametrize(
     ("exponent", "faster", "expected"),
-    [
-        (-2, "below", "faster than claimed"),
-        (-2, "above", "fails"),
-        (-0.2, "below", "fails"),
-    ],
+    [(-2, "below", "faster than claimed"), (-2, "above", "fails"), (-0.2, "below", "fails")],
 )
 def test_a_rate_may_be_faster_than_claimed(exponent, faster, expected):
     bounds = {"at_least": -1.1, "at_most": -0.9, "faster": faster}

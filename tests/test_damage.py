@@ -149,7 +149,8 @@ def test_lanes_restart_without_a_usable_checkpoint(cli: Cli, here: Path, monkeyp
 @pytest.mark.parametrize(("folder", "content"), [("studies", "{"), ("studies", "[]"), ("checks", "{}")])
 def test_a_damaged_report_is_named_and_left_out(cli: Cli, here: Path, folder: str, content: str) -> None:
     add_run(here / "runs", "a")
-    path = add_study(here / "runs", "s").parents[1] / folder / "t.json"
+    add_study(here / "runs", "s")
+    path = here / "runs" / folder / "t.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     warns_once(answer := cli("sql", "select distinct study from trials"), f"runs/{folder}/t.json: ")

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from bench.results.render import FORMATS
 from bench.store.stores import Stores
 from tests.entered import add_tuned, keep, make_run, seeds
 from tests.stored import Store
+from tests.test_cli import strict_json
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 
@@ -27,13 +27,6 @@ def filled(store: Path) -> Path:
     return store
 
 
-def strict(text: str) -> Any:
-    def refuse(token: str):
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 # -- for people and programs ------------------------------------------------------------------------------------------
 
 
@@ -42,25 +35,11 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
-    assert re.split(r"\s{2,}", head.strip())[:6] == [
-        "optimizer",
-        "settings",
-        "test accuracy",
-        "against adam (tuned)",
-        "won",
-        "gain over adam (tuned)",
-    ]
-    interval = "0.828 [0.7984, 0.8576]"
-    assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", interval, "reference", "-", "-"]
-    assert re.split(r"\s{2,}", second.strip())[:7] == [
-        "sgd",
-        "default",
-        "0.718 [0.6793, 0.7567]",
-        "too few seeds (5 of 7)",
-        "0 of 5",
-        "-0.11",
-        "after 7 to 10",
-    ]
+    heads = ["optimizer", "settings", "test accuracy", "against adam (tuned)", "won", "gain over adam (tuned)"]
+    assert re.split(r"\s{2,}", head.strip())[:6] == heads
+    assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-", "-"]
+    sgd = ["sgd", "default", "0.718 [0.6793, 0.7567]", "too few seeds (5 of 7)", "0 of 5", "-0.11", "after 7 to 10"]
+    assert re.split(r"\s{2,}", second.strip())[:7] == sgd
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
 
@@ -81,7 +60,7 @@ def test_rows_of_the_community_are_shown_on_request_and_marked(cli, filled, tmp_
     monkeypatch.setattr("bench.output.community_folders", lambda: [submitted])
     words = ("leaderboard", "--board", "quality", "--reference", "adam", "--json")
     assert "ngd" not in cli(*words).out
-    (board,) = strict(cli(*words, "--community").out)
+    (board,) = strict_json(cli(*words, "--community").out)
     flags = {row["opt"]: " ".join(row["flags"]) for table in board["tables"] for row in table["rows"]}
     assert flags.keys() == {"adam", "sgd", "ngd (community: someone)"}
     assert flags["ngd (community: someone)"].startswith("submitted (torch")
@@ -115,14 +94,15 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
     check(filled, "sgd", "pass")
     check(tmp_path / "other", "sgd", "error")  # if the results of two machines differ, the worse one counts
     words = ["leaderboard", "--store", str(filled), "--store", str(tmp_path / "other"), "--json"]
-    rows = strict(cli(*words).out)[0]["tables"][0]["rows"]
+    rows = strict_json(cli(*words).out)[0]["tables"][0]["rows"]
     assert {row["opt"]: row["conformance"] for row in rows} == {"adam": "pass", "sgd": "fails groups"}
 
 
 def test_boards_are_asked_for_by_name(cli, filled):
-    (one, other) = strict(cli("leaderboard", "--board", "theory,speed,theory", "--json").out)
+    (one, other) = strict_json(cli("leaderboard", "--board", "theory,speed,theory", "--json").out)
     assert (one["board"], other["board"]) == ("theory", "speed")
-    assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--json").out)] == list(BOARD_NAMES)
+    every = strict_json(cli("leaderboard", "--board", "all", "--json").out)
+    assert [item["board"] for item in every] == list(BOARD_NAMES)
     refused = cli("leaderboard", "--board", "qualty")
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
 
@@ -135,7 +115,7 @@ def test_a_function_of_ones_own_is_a_board(cli, filled, tmp_path):
         "def none(runs):\n    return 1\n\n\ndef broken(runs):\n    return runs['x']\n\n\n"
         "def twice(runs):\n    return runs[['name', 'name']]\n"
     )
-    (board,) = strict(cli("leaderboard", "--board", f"{path}:board", "--json").out)
+    (board,) = strict_json(cli("leaderboard", "--board", f"{path}:board", "--json").out)
     problem = "mnist, max_steps 100"
     assert [[*row.values()] for row in board["tables"][0]["rows"]] == [[problem, "adam", 0.86], [problem, "sgd", 0.77]]
     assert board["notes"] == ["2 rates"]
@@ -163,10 +143,8 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     answer = cli("leaderboard")
     assert (answer.code, answer.out) == (2, "")
     assert "note: mnist, max_steps 100: no run of sgd has finished (1 killed)" in answer.err
-    assert (
-        "nothing to compare: no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
-        in answer.err
-    )
+    why = "no optimizer has finished runs at one setting here; `bench list runs` shows all runs"
+    assert f"nothing to compare: {why}" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -200,14 +178,14 @@ def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch
     study = ("tune", *SMALL, "--trials", 3, "--seeds", 2, "--report_seeds", 3, "--workers", 1, "--engine", "lanes")
     assert cli(*study).code == 0
     lr = json.loads(cli("list", "studies", "--json").out)[0]["best"].split()[-1]
-    (row,) = strict(cli("leaderboard", "--json").out)[0]["tables"][0]["rows"]
+    (row,) = strict_json(cli("leaderboard", "--json").out)[0]["tables"][0]["rows"]
     assert (row["opt"], row["settings"], row["n"], row["trials"]) == ("sgd", "tuned", 3, 3)
 
     hand = [word if word != "1e1:1e4" else lr for word in SMALL]
     for seed in (7, 8, 1000):  # the last is a tuning seed
         assert cli("fit", *hand, "--seed", seed).code == 0
     answer = cli("leaderboard", "--json")
-    (row,) = strict(answer.out)[0]["tables"][0]["rows"]
+    (row,) = strict_json(answer.out)[0]["tables"][0]["rows"]
     assert (answer.code, row["settings"], row["n"]) == (0, "tuned", 5)
     used = {run.run_id: run.config["seed"] for run in Store(store).runs()}
     assert sorted(used[run_id] for run_id in row["run_ids"]) == [0, 1, 2, 7, 8]

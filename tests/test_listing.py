@@ -11,6 +11,7 @@ import pytest
 
 from tests.entered import keep, keep_block, make_run, seeds, study
 from tests.stored import WILD, add_run, begin, record
+from tests.test_cli import fails
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--device", "cpu", "--trainer.max_steps", 20)
 
@@ -29,13 +30,6 @@ def rows(answer) -> list[list[str]]:
 def names(answer) -> list[str]:
     assert answer.code == 0, answer
     return [row[0] for row in rows(answer)]
-
-
-def fails(answer) -> str:
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.count("\n") == 1
-    assert answer.err.startswith("bench: error: ")
-    return answer.err.strip()
 
 
 # -- lines and folding ----------------------------------------------------------------------------------------------
@@ -152,7 +146,7 @@ def test_filters_and_orders(cli, several, words, expected):
     ],
 )
 def test_bad_words(cli, several, store, words, error):
-    assert error.format(store=store) in fails(cli("list", "runs", *words.split()))
+    assert error.format(store=store) in fails(cli, "list", "runs", *words.split())
 
 
 # -- terminals ------------------------------------------------------------------------------------------------------

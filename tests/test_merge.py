@@ -134,7 +134,7 @@ def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path):
 
 def test_the_destinations_record_of_a_study_stays(cli, tmp_path):
     add_study(tmp_path / "source", "s", 3)
-    path = add_study(tmp_path / "dest", "s", 2)
+    path = add_study(tmp_path / "dest", "s", 2).path(tmp_path / "dest")
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.err) == (0, f"bench: note: {path} differs from the one to copy; it is kept\n")
     assert len(read_report(path, StudyRecord).trials) == 2

@@ -19,8 +19,8 @@ def test_a_thinned_store_keeps_results_and_some_rows_of_curves(tmp_path: Path) -
     tables = {"curve": dict.fromkeys(CURVE_FIELDS, steps), "measurements": {"step": steps, "norm": steps}}
     runs = [replace(run, steps=30) for run in seeds("ngd", [0.5, 0.6])]
     put(tmp_path / "whole", *runs, tables={name: {run.run_id: own for run in runs} for name, own in tables.items()})
-    trial = add_study(tmp_path / "whole", "s", trials=1, winner=runs[0].run_id)
-    trial.write_text(trial.read_text().replace('"a"', f'"{runs[0].run_id}"'))
+    trial = {"point": {"lr": 0.1}, "score": 0.5, "runs": [runs[0].run_id]}
+    add_study(tmp_path / "whole", "s", [trial], winner=runs[0].run_id)
     whole = Stores([tmp_path / "whole"])
     assert thinning.copy(whole, whole.runs, tmp_path / "thin", points=10)
     thin = Stores([tmp_path / "thin"])

@@ -19,6 +19,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli
 from tests.entered import keep, make_run, seeds
+from tests.test_cli import strict_json
 
 ROOT = Path(__file__).parents[1]
 HERE = {
@@ -50,13 +51,6 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shown = [make_run("adam", seed, 0.9 + seed / 100, versions=HERE) for seed in range(7)]
     keep(folder, *shown, *(make_run("sgd", seed, 0.5 + seed / 100, versions=HERE) for seed in range(7)))
     return folder
-
-
-def strict_json(text: str) -> Any:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not valid JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def last_line(answer: Answer) -> str:

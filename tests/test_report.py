@@ -84,11 +84,8 @@ def test_the_first_table_has_the_verdict_of_each_optimizer_on_each_task_the_read
     rows = re.findall(r'<tr data-opt="([^"]*)"( class="ours")?><th scope="row">.*?</tr>', text)[:4]
     assert rows == [("mine.py:Mine", ' class="ours"'), ("adamw", ""), ("gd", ""), ("muon", "")]
     cells = re.findall(r'<td data-in="0" class="(\w*)" title="([^"]*)">(\S+) <small>([^<]*)</small>', text)
-    assert [(kind, mark, value) for kind, _, mark, value in cells] == [
-        ("better", "▲", "0.6035"),
-        ("", "ref.", "0.5035"),
-        ("better", "▲", "0.7035"),
-    ]
+    shown = [("better", "▲", "0.6035"), ("", "ref.", "0.5035"), ("better", "▲", "0.7035")]
+    assert [(kind, mark, value) for kind, _, mark, value in cells] == shown
     assert cells[0][1].startswith("mine.py:Mine on mnist: better; gain over adamw (default): 0.1")
     assert '<details class="problem" id="problem-0" data-in="0" open>' in text
     assert '<details class="problem" id="problem-1" data-in="1">' in text  # no run of Mine
@@ -210,11 +207,8 @@ def evaluate(page: Path, script: str, *, dark: bool = False) -> tuple[Any, list[
     answer += "pre.textContent = JSON.stringify(await (async () => {" + script + "})());}"
     copy = page.with_name(f"{page.stem}-tested.html")
     copy.write_text(with_script(page.read_text("utf-8"), answer), "utf-8")
-    flags = [
-        *FLAGS,
-        f"user-data-dir={page.parent / 'chromium'}",
-        f"blink-settings=preferredColorScheme={int(not dark)}",
-    ]
+    look = f"blink-settings=preferredColorScheme={int(not dark)}"
+    flags = [*FLAGS, f"user-data-dir={page.parent / 'chromium'}", look]
     command = [program, *(f"--{flag}" for flag in flags), copy.as_uri()]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     value = re.search(r'<pre id="answer">(.*?)</pre>', process.stdout, re.DOTALL)

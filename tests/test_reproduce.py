@@ -107,12 +107,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
     out = Path("reproduced/nobody/tiny")
-    assert {path.name for path in out.iterdir()} == {
-        "report.md",
-        "claims.json",
-        "figure.png",
-        "figure.pdf",
-    }
+    assert {path.name for path in out.iterdir()} == {"report.md", "claims.json", "figure.png", "figure.pdf"}
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
     assert claims["claims"][0]["low"] > 0.5
@@ -232,21 +227,14 @@ def finding(verdict: str, p: float | None) -> Finding:
 
 def test_a_search_has_holms_correction_over_its_points() -> None:
     levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
-    points = [
-        (
-            {"task.d": i},
-            {name: finding("holds" if p_values[i] else "undecided", p_values[i]) for name, p_values in levels.items()},
-        )
-        for i in range(3)
-    ]
+    points = []
+    for i in range(3):
+        found = {name: finding("holds" if p[i] else "undecided", p[i]) for name, p in levels.items()}
+        points.append(({"task.d": i}, found))
     points.append(({"task.d": 3}, {}))  # an instance without a solution
     verdicts = [{name: f.verdict for name, f in findings.items()} for _, findings in reproduce.over_points(points)]
-    assert verdicts == [
-        {"x": "holds", "y": "holds"},
-        {"x": "undecided", "y": "holds"},
-        {"x": "undecided", "y": "holds"},
-        {},
-    ]
+    unsure = {"x": "undecided", "y": "holds"}
+    assert verdicts == [{"x": "holds", "y": "holds"}, unsure, unsure, {}]
 
 
 def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:

@@ -11,16 +11,9 @@ from bench.text import CONVERGED
 
 def run(final=None, status="completed", metric="loss", excess=None, evaluations=()) -> RunResult:
     values = {metric: final} | ({} if excess is None else {"excess": excess})
-    return RunResult(
-        "run",
-        {},
-        status,
-        metric=metric,
-        split="test",
-        final=final,
-        metrics={} if final is None else {"final": values},
-        validations=[{"step": i, "train_s": 0.0, **values} for i, values in enumerate(evaluations)],
-    )
+    rows = [{"step": i, "train_s": 0.0, **values} for i, values in enumerate(evaluations)]
+    metrics = {} if final is None else {"final": values}
+    return RunResult("run", {}, status, metric=metric, split="test", final=final, metrics=metrics, validations=rows)
 
 
 # -- the value of a run ---------------------------------------------------------------------------------------------

@@ -19,15 +19,8 @@ def run(opt="gd", seed=0, final=None, status=None, **settings) -> RunResult:
     for name, value in settings.items():
         group, _, option = name.partition("__")
         groups[group][option] = value
-    config = {
-        "task": "synthetic",
-        "opt": opt,
-        "opt_options": groups["opt"],
-        "task_options": groups["task"],
-        "trainer": {"max_steps": 100},
-        "seed": seed,
-        "data_seed": seed,
-    }
+    config = {"task": "synthetic", "opt": opt, "seed": seed, "data_seed": seed, "trainer": {"max_steps": 100}}
+    config |= {"opt_options": groups["opt"], "task_options": groups["task"]}
     name = f"synthetic-{opt}-{seed}-" + "-".join(map(str, settings.values()))
     status = status or ("diverged" if final is None else "completed")
     return RunResult(name, config, status, metric="loss", split="train", final=final, best=final)

@@ -14,26 +14,11 @@ import bench.browse.sql
 from bench.browse.sql import VIEWS, ask
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, record
+from tests.test_cli import fails, strict_json
 
 
 def rows(query: str, *stores: Path) -> list[tuple]:
     return list(ask(Stores(stores), query).rows)
-
-
-def strict_json(text: str):
-    def refuse(token: str):
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def fails(cli, *words: object) -> str:
-    """The one line that the command fails with."""
-    answer = cli(*words)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("bench: error: ")
-    assert answer.err.count("\n") == 1
-    return answer.err
 
 
 @pytest.fixture
@@ -67,12 +52,8 @@ def test_curves_of_runs_of_their_own_and_of_blocks(filled):
 
 
 def test_measurements_have_a_column_for_each_thing_that_was_measured(filled):
-    assert rows("select run_id, step, error, angle from measurements order by all", filled) == [
-        ("a", 0, 0.75, None),
-        ("a", 2, None, None),
-        ("b", 0, None, 0.5),
-        ("c", 0, None, 0.5),
-    ]
+    measured = [("a", 0, 0.75, None), ("a", 2, None, None), ("b", 0, None, 0.5), ("c", 0, None, 0.5)]
+    assert rows("select run_id, step, error, angle from measurements order by all", filled) == measured
 
 
 def test_trials(filled):
@@ -81,8 +62,8 @@ def test_trials(filled):
         " from trials order by number"
     )
     assert rows(query, filled) == [
-        ("s", "synthetic", "ngd", 0, "design", "done", 0.5, 0.1, ["a"], False),
-        ("s", "synthetic", "ngd", 1, "design", "done", 0.25, 0.2, ["b"], True),
+        ("s", "synthetic", "ngd", 0, "design", "completed", 0.5, 0.1, ["a"], False),
+        ("s", "synthetic", "ngd", 1, "design", "completed", 0.25, 0.2, ["b"], True),
     ]
 
 
@@ -110,9 +91,8 @@ def test_stores_and_runs_of_any_name(tmp_path, name):
     store = tmp_path / name
     add_run(store, "a", task=name)
     add_run(tmp_path / "a1", "a")  # which a pattern would match too
-    assert rows("select run_id, task, count(*) from curves join runs using (run_id) group by all", store) == [
-        ("a", name, 3)
-    ]
+    counted = rows("select run_id, task, count(*) from curves join runs using (run_id) group by all", store)
+    assert counted == [("a", name, 3)]
     assert rows("select run_id, count(*) from measurements group by all", store) == [("a", 2)]
 
 
@@ -127,16 +107,8 @@ def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
     (row,) = strict_json(cli("sql", query, "--json").out)
     assert row["settings"]["opt.lr"] == 0.5
     assert row["settings"]["opt.max_step"] == "inf"
-    assert {name: row[name] for name in row if name != "settings"} == {
-        "point": {"lr": 0.1},
-        "a": None,
-        "b": "inf",
-        "c": 1.5,
-        "d": [1, None],
-        "e": {"x": None},
-        "f": "2026-01-02",
-        "c_1": 2,
-    }
+    plain = {"a": None, "b": "inf", "c": 1.5, "d": [1, None], "e": {"x": None}, "f": "2026-01-02", "c_1": 2}
+    assert {name: row[name] for name in row if name != "settings"} == {"point": {"lr": 0.1}} | plain
 
 
 @pytest.mark.parametrize("kind", ["txt", "md", "csv", "json"])

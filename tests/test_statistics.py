@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 
 from bench.results import stats
 from bench.results.sequential import LEAST_SEEDS, SHARES, advice, compare, decided_at, grid, least_wins, places
-from tools.statistics import (
-    NULLS,
-    UNEQUAL,
-    advised,
-    coverage,
-    divergences,
-    false_verdicts,
-    lognormal,
-    normal,
-    verdicts,
-)
+from tools.statistics import NULLS, UNEQUAL, advised, coverage, divergences, false_verdicts, lognormal, normal, verdicts
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
 
@@ -49,16 +39,15 @@ def values_of(d: list[float]) -> tuple[list[float | None], list[float | None]]:
 def test_chance_wins_cross_the_boundary_less_often_than_allowed(share: float, tests: int) -> None:
     """Against all sequences of 14 coin flips, and 2,000 flips by another recursion."""
     coins = np.array(list(product([0, 1], repeat=14))).cumsum(1)
-    least = np.array([least_wins(n, share, tests) for n in range(1, 15)])
+    least = least_wins(14, share, tests)[1:]
     wins, losses = coins >= least, np.arange(1, 15) - coins >= least
     assert (wins | losses).any(1).mean() <= share / tests
     longest, spent = 2000 if tests == 1 else 200, 0.0
     alive = np.zeros(longest + 2)  # probability of so many wins without a decision
     alive[0] = 1.0
-    for n in range(1, longest + 1):
+    for least_that_decide in least_wins(longest, share, tests)[1:]:
         alive[1:] = (alive[1:] + alive[:-1]) / 2
         alive[0] /= 2
-        least_that_decide = least_wins(n, share, tests)
         spent += alive[least_that_decide:].sum()
         alive[least_that_decide:] = 0
     assert 0.9 * share < 2 * spent * tests <= share + 1e-12 or tests > 1
@@ -160,7 +149,7 @@ def test_the_probability_of_a_decision_is_that_of_a_simulation(n: int, wins: int
     chance = rng.beta(wins + 0.5, n - wins + 0.5, 4000)[:, None]
     won = wins + (rng.random((4000, 40 - n)) < chance).cumsum(1)
     seeds = np.arange(n + 1, 41)
-    least = np.array([least_wins(int(m)) for m in seeds])
+    least = least_wins(40)[seeds]
     decided = (won >= least) | (seeds - won >= least)
     first = np.where(decided.any(1), seeds[decided.argmax(1)], 0)
     result = decided_at(n, wins, n - wins, 40)

@@ -81,13 +81,13 @@ def verdicts(gains: Array) -> NDArray[np.int8]:
 
     `gains` of the first over the second have the shape (R, N); they are infinite where one of the two diverged.
     """
-    least = np.array([least_wins(n, SHARES[0]) for n in range(1, gains.shape[1] + 1)])
+    least = least_wins(gains.shape[1])[1:]
     return _final((gains > 0).cumsum(1), (gains < 0).cumsum(1), least)
 
 
 def divergences(gains: Array) -> NDArray[np.int8]:
     """The same for `Comparison.diverges`."""
-    least = np.array([least_wins(n, SHARES[1]) for n in range(gains.shape[1] + 1)])
+    least = least_wins(gains.shape[1], SHARES[1])
     less, more = np.isposinf(gains).cumsum(1), np.isneginf(gains).cumsum(1)
     return _final(less, more, least[less + more])
 
@@ -283,7 +283,7 @@ def true_times(n: int, wins: int, chance: float) -> Array:
         grown = np.zeros(len(ways) + 1)
         grown[:-1] += ways * (1 - chance)
         grown[1:] += ways * chance
-        total, least = wins + np.arange(len(grown)), least_wins(later)
+        total, least = wins + np.arange(len(grown)), least_wins(later)[-1]
         over = (total >= least) | (later - total >= least)
         decided[later] = grown[over].sum()
         grown[over] = 0.0
@@ -299,7 +299,7 @@ def advised(n: int) -> tuple[float, float]:
         chance = float(ndtr(effect))
         for wins in range(n + 1):
             share = float(binom.pmf(wins, n, chance)) / len(EFFECTS)
-            if max(wins, n - wins) >= least_wins(n) or share < 1e-12:
+            if max(wins, n - wins) >= least_wins(n)[-1] or share < 1e-12:
                 continue
             left += share
             if (span := advice(n, wins, n - wins)) is not None:

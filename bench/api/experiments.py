@@ -47,14 +47,16 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
     results = results_of(configs, SweepProgress("quickstart", "min", enabled=progress), effort, plan="quickstart")
-    from bench.boards.collect import Collected
+    from bench.boards.collect import collect
     from bench.boards.matrix import headline, summary
     from bench.boards.quality import quality
     from bench.plots.curves import curves
     from bench.results.render import as_json
     from bench.store.stores import Stores
 
-    collected = Collected.of(results, Stores([places["store"]]).tables)
+    stores = Stores([places["store"]])
+    stores.runs, stores.studies = results, []
+    collected = collect(stores, mixed_versions=True)
     write(file, curves(collected).picture(file.suffix))
     (verdict,) = (headline(collected, problem) for problem in collected.problems)
     boards, notes = [quality(collected)], [verdict, HONEST]

@@ -129,9 +129,8 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
     below = np.flatnonzero(losses <= level)
     if not below.size:
         return None
-    i, before = int(below[0]), max(0, int(below[0]) - 1)
-    share = (losses[before] - level) / (losses[before] - losses[i]) if before < i else 1.0
-    return float(values[before] + share * (values[i] - values[before]))
+    ends = [below[0], max(0, below[0] - 1)]
+    return float(np.interp(level, losses[ends], values[ends]))
 
 
 def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:

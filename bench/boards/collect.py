@@ -43,13 +43,6 @@ class Collected:
     notes: list[str] = field(default_factory=list)  # on these, and on excluded runs
     damaged: list[str] = field(default_factory=list)  # runs that cannot be read; boards that read tables may add some
 
-    @classmethod
-    def of(cls, runs: Sequence[RunResult], tables: Tables) -> "Collected":
-        """The entries of these runs alone, named by their optimizers."""
-        by_id = {run.run_id: run for run in runs}
-        entries = rows.entries_of(runs, by_id, [])
-        return cls(entries, entries, by_id, tables)
-
     @property
     def problems(self) -> dict[Problem, list[Entry]]:
         """The entries by problem."""

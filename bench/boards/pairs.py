@@ -43,8 +43,8 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
     ]
     number, seeds = len(sound) * (len(sound) - 1) // 2, max((len(entry.runs) for entry in sound), default=0)
     notes = [floor] if floor else []
-    if number and least_wins(seeds, tests=number) > seeds:
-        needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
+    if number and least_wins(seeds, tests=number)[-1] > seeds:
+        needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number)[-1] <= n)
         which = "the pair" if number == 1 else f"any of {number} pairs"
         notes.append(f"{counted(seeds, 'seed')} cannot decide {which}; it takes {needed} seeds or more")
     notes += [f"{name} is not compared: {why}" for name, why in {**refused, **collected.excluded(problem)}.items()]

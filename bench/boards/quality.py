@@ -1,7 +1,7 @@
 """Quality: the final metric at the tuned settings and a fixed budget, with a verdict against a fixed reference."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -68,7 +68,12 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     ]
     notes = [at_floor] if at_floor else []
     notes += [f"{opt} is not compared: {why}" for opt, why in collected.excluded(problem).items()]
-    notes += _budgets(entries)
+    trials = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
+    if len({*trials.values()}) > 1:
+        words = ", ".join(f"{name} {n}" for name, n in trials.items())
+        notes.append(f"tuning budgets differ (trials: {words}): `bench suite` makes them equal")
+    if trials and (untuned := [entry.name for entry in entries if entry.kind != "tuned"]):
+        notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")
     words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
     notes += [f"no interval with the noise of tuning: {words}"] * bool(words)
     if ref is None:
@@ -77,16 +82,6 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
         notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so verdicts favour tuned optimizers")
     notes += [f"losses below {CONVERGED:g} count as equal to it"] * any(CONVERGED in metric.values(e) for e in entries)
     return board_table(problem.name, columns, rows, notes)
-
-
-def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
-    trials = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
-    untuned = [entry.name for entry in entries if entry.kind != "tuned"]
-    if len({*trials.values()}) > 1:
-        words = ", ".join(f"{name} {n}" for name, n in trials.items())
-        yield f"tuning budgets differ (trials: {words}): `bench suite` makes them equal"
-    if trials and untuned:
-        yield f"not tuned, so at a disadvantage: {', '.join(untuned)}"
 
 
 def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:

@@ -201,11 +201,8 @@ def _problems(runs: Mapping[str, RunResult]) -> dict[str, Problem]:
         problems[key] = Problem(key, name, bare(run.config["task"]), *about)
     for key, problem in problems.items():
         namesakes = [vars(other) for other in problems.values() if other.name == problem.name]
-        differ = [
-            f"{what} {cell(value)}"
-            for what, value in vars(problem).items()
-            if what != "key" and len({other[what] for other in namesakes}) > 1
-        ]
+        several = [what for what in vars(problem) if what != "key" and len({other[what] for other in namesakes}) > 1]
+        differ = [f"{what} {cell(vars(problem)[what])}" for what in several]
         named[key] = replace(problem, name=", ".join([problem.name, *differ]))
     return named
 

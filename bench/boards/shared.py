@@ -186,10 +186,7 @@ def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> t
 
 
 def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
-    """Scores and reported values (logarithms for ratios) of the trials by tuning seed, and the winner's index.
-
-    None if a run is missing.
-    """
+    """Scores and reported values (logarithms for ratios) by trial and seed, the winner; None if a run is missing."""
     seeds, runs, by_id = sorted(study.seeds), list[dict[int, RunResult]](), collected.by_id
     ordered = sorted(study.trials, key=lambda trial: [v for v in trial["point"].values() if isinstance(v, int | float)])
     for trial in ordered:

@@ -67,15 +67,14 @@ def ask(stores: Stores, query: str) -> Answer:
     return Answer(names, list(map(str, types)), rows, damaged)
 
 
-def frame(stores: Stores, view: str, run_ids: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A view as a DataFrame, of all runs or of these in order; UserError if a table is damaged. `runs` has settings."""
+def frame(stores: Stores, view: str, run_ids: Sequence[str]) -> "pd.DataFrame":
+    """The rows of these runs, in their order, in a view; UserError if a table is damaged. `runs` has settings."""
     import pandas as pd
 
     rows, damaged = _query(stores, f"from {view}", lambda relation: relation.df())
     if damaged:
         raise UserError(str(damaged[0]))
-    if run_ids is not None:
-        rows = pd.Series([*run_ids], name="run_id", dtype=object).to_frame().merge(rows)
+    rows = pd.Series([*run_ids], name="run_id", dtype=object).to_frame().merge(rows)
     if view != "runs":
         return rows
     settings = rows.pop("settings").map(json.loads)
@@ -144,11 +143,6 @@ def _runs(stores: Stores) -> Iterator[dict[str, Any]]:
         }
 
 
-def _evaluations(stores: Stores) -> Iterator[dict[str, Any]]:
-    for run in stores.runs:
-        yield from ({"run_id": run.run_id, **row} for row in run.validations)
-
-
 def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
     for record in stores.studies:
         study = {"study": record.name, "task": record.task, "opt": record.opt}
@@ -158,7 +152,11 @@ def _trials(stores: Stores) -> Iterator[dict[str, Any]]:
             yield {**study, "number": number, **values, **won}
 
 
-_ROWS = {"runs": _runs, "evaluations": _evaluations, "trials": _trials}
+_ROWS: dict[str, Callable[[Stores], Iterator[dict[str, Any]]]] = {
+    "runs": _runs,
+    "evaluations": lambda stores: ({"run_id": run.run_id, **row} for run in stores.runs for row in run.validations),
+    "trials": _trials,
+}
 
 
 def _load(con: "DuckDBPyConnection", name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from bench.errors import RunBroke, RunBusy, first_line
 from bench.execute.blocks import Block
 from bench.lanes.runs import train_block
 from bench.process import as_options, bench_command
-from bench.progress import Progress, SweepProgress
+from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.stores import Contents
 from bench.train.memory import give_back, keep_freed_memory, ran_out
@@ -42,20 +42,20 @@ def train(block: Block, stop: StopRequest, progress: SweepProgress) -> bool:
         gc.collect()  # here, where no traceback keeps the memory
         give_back()
         raise MemoryError(short)
-    config, shown = block.first, Progress(view=progress)
+    config = block.first
     try:
         if config.trainer.ranks > 1:
             result = _run_apart(config, stop)
         else:
-            result = run(config, progress=shown.of, stop=stop, **about)
+            result = run(config, progress=progress, stop=stop, **about)
     except RunBroke:
-        shown.end()
+        progress.advance(0, 0, [])
         raise
     except KeyboardInterrupt:
         return False
     if result.status == "killed":
         return False
-    shown.end(result)
+    progress.advance(0, 0, [result])
     return True
 
 

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
-from bench.results.stats import LEAST_POINTS, Array
+from bench.results.stats import LEAST_POINTS, UNBOUNDED, Array, Range
 from bench.store.block import Columns
 from bench.text import cell
 
@@ -23,11 +20,6 @@ class Arm(Group):
     label: str
     # By seed and kind (`curve`, `measurements`, `validations`); columns are as long as `step`, NaN is a missing value.
     tables: dict[Seed, Mapping[str, Columns]] = field(default_factory=dict)
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The settings of its first run, in dotted form (`task.H`, `opt.lr`); empty without runs."""
-        return next((settings_of(run.config) for run in self.runs.values()), {})
 
     @property
     def every_table(self) -> Iterator[Columns]:
@@ -109,7 +101,7 @@ def values_at(arms: Arms, arm: Arm, measure: str, first: float | None, last: flo
     return np.where(stays | covered, held[:, inside].mean(axis=1), np.nan)
 
 
-def first_reached(arms: Arms, arm: Arm, measure: str, level: tuple[float, float]) -> tuple[Array, Array, Array]:
+def first_reached(arms: Arms, arm: Arm, measure: str, level: Range) -> tuple[Array, Array, Array]:
     """When a measure is first in a range: three arrays of steps, shape (S,) each. Step 0 counts as 1.
 
     The first measurement there, or NaN; the earliest step at which it may have been there; the measure's last step.
@@ -123,7 +115,7 @@ def first_reached(arms: Arms, arm: Arm, measure: str, level: tuple[float, float]
 
 
 def points_within(
-    arms: Arms, arm: Arm, x: str, y: str, *, log_x: bool, window: tuple[float, float] = (-math.inf, math.inf)
+    arms: Arms, arm: Arm, x: str, y: str, *, log_x: bool, window: Range = UNBOUNDED
 ) -> list[tuple[Array, Array]]:
     """By seed, the points with x in the window and y > 0, sorted by x; x is positive too if its logarithm is taken."""
     runs = []

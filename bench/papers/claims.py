@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.papers import arms as of
 from bench.papers.arms import Arm, Arms, chosen, how_ended, paired, values_at
 from bench.papers.verdicts import Finding, Part, Verdict, in_words, together, within, without_numbers
 from bench.results import stats
 from bench.results.group import mean_interval
-from bench.results.stats import Array
+from bench.results.stats import UNBOUNDED, Array, Range
 from bench.text import number
 
 Level = float | None
@@ -83,22 +84,20 @@ def sooner(
         return without_numbers("fails" if slower else "undecided", unit, text)
     censored = np.isnan(slow_steps)[j]
     last, first = (np.where(censored, ends[j], first_at[j]) for first_at in (slow_steps, slow_earliest))
-    x, least, most = (
-        stats.t_interval(np.log(ratio)) for ratio in (last / steps[i], first / steps[i], last / earliest[i])
-    )
+    ratios = last / steps[i], first / steps[i], last / earliest[i]
+    x, least, most = (stats.t_interval(np.log(ratio)) for ratio in ratios)
     x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
     ratio = stats.of_logarithms(x)
     text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
     text += f" {arm.label} until {goal}"
     if censored.any():
-        text += (
-            f"; in {censored.sum()} of {censored.size} runs {other.label} never reached it, and the last step counts"
-        )
+        some = f"{censored.sum()} of {censored.size} runs"
+        text += f"; in {some} {other.label} never reached it, and the last step counts"
     return within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most)
 
 
 def slope(
-    results: Arms, arm: Arm, *, x: str, y: str, scale: str, window: tuple[float, float] = (-math.inf, math.inf),
+    results: Arms, arm: Arm, *, x: str, y: str, scale: str, window: Range = UNBOUNDED,
     at_least: Level = None, at_most: Level = None, min_r2: Level = None, faster: str | None = None,
 ) -> Part:  # fmt: skip
     """The least-squares slope of y on x, one for each seed, is in [at_least, at_most].
@@ -194,7 +193,7 @@ def trend(results: Arms, arms: Sequence[Arm], *, measure: str, factor: str, dire
     return within(exponent, low, high, unit, text, limit="holds" if monotone else "undecided")
 
 
-def slope_region(results: Arms, arm: Arm, *, x: str, y: str, between: tuple[float, float], decades: float) -> Part:
+def slope_region(results: Arms, arm: Arm, *, x: str, y: str, between: Range, decades: float) -> Part:
     """The local exponent of y in x (`stats.power_law_decades`) stays in a range over so many decades of x or more."""
     points = of.points_within(results, arm, x, y, log_x=True)
     if missing := how_ended(arm) or of.too_few(arm, points):
@@ -224,18 +223,18 @@ def _log(values: Array, times: int, sign: int = 1) -> Array:
     return values if times == 0 else np.log(values) if times == 1 else np.log(sign * np.log(values))
 
 
-def _level(below: float | None, above: float | None) -> tuple[float, float]:
+def _level(below: float | None, above: float | None) -> Range:
     if (below is None) == (above is None):
         raise UserError(f"below={below} and above={above}: give exactly one")
     return _range(above, below)
 
 
-def _range(low: float | None, high: float | None) -> tuple[float, float]:
+def _range(low: float | None, high: float | None) -> Range:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _setting(arm: Arm, name: str) -> float:
-    value = arm.settings.get(name)
+    value = settings_of(next(iter(arm.runs.values())).config).get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UserError(f"{name}={value!r} of {arm.label} is not a positive number; name a setting that is")
     return float(value)

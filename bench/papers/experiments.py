@@ -6,7 +6,6 @@ from math import nan
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from bench.config.files import read_yaml, tuned_settings
 from bench.config.values import experiments, read_seeds
@@ -120,7 +119,8 @@ class Experiment(Described):
         """The points of the search, and the version at each; none without a search."""
         if (search := self.search) is None:
             return []
-        claims = [self._in_steps(claim) for claim in self.claims if claim.name in (search.claims or [claim.name])]
+        chosen = [claim for claim in self.claims if claim.name in (search.claims or [claim.name])]
+        claims = [claim.model_copy(update=self.arguments(claim)) for claim in chosen]
         versions = []
         for point in combinations(search.grid):
             version = self.changed(search.settings | point, search.seeds)
@@ -145,23 +145,25 @@ class Experiment(Described):
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test that all readings share, with fractions of the budget as steps."""
-        return self._in_steps(claim).given
+        """The arguments of a claim's test that all readings share; a fraction of the budget becomes a step.
+
+        The budget is the smallest number of steps of its arms.
+        """
+        at = claim.given.get("at")
+        if not isinstance(at, str):
+            return claim.given
+        budget = min(float((self.common | self.arms[label])["trainer.max_steps"]) for label in claim.arms)
+        return claim.given | {"at": max(1, round(float(at.removesuffix(" budget")) * budget))}
 
     def judge(self, claim: Claim, results: Arms) -> Finding:
         """The verdict on a claim over all its readings; those on other arms are left out, if not all are."""
-        shared = self.arguments(claim)
-        readings = {_in_words(reading): shared | reading for reading in combinations(claim.readings)}
+        shared, readings = self.arguments(claim), dict[str, Settings]()
+        for reading in combinations(claim.readings):
+            values = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in reading.items()}
+            words = ", ".join(f"{name}{':' * (name in ARM_ARGUMENTS)} {value}" for name, value in values.items())
+            readings[words] = shared | reading
         known = {words: given for words, given in readings.items() if {*_arms_in(given)} <= {*self.arms}} or readings
         return over_readings({words: judge(claim.test, results, **given) for words, given in known.items()})
-
-    def _in_steps(self, claim: Claim) -> Claim:
-        """The claim with a fraction of the budget, the smallest number of steps of its arms, as steps."""
-        at = claim.given.get("at")
-        if not isinstance(at, str):
-            return claim
-        budget = min(float((self.common | self.arms[label])["trainer.max_steps"]) for label in claim.arms)
-        return claim.model_copy(update={"at": max(1, round(float(at.removesuffix(" budget")) * budget))})
 
 
 def _arms_in(arguments: Settings) -> list[str]:
@@ -169,42 +171,21 @@ def _arms_in(arguments: Settings) -> list[str]:
     return [str(label) for labels in values for label in (labels if isinstance(labels, list) else [labels])]
 
 
-def _in_words(reading: Settings) -> str:
-    words = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in reading.items()}
-    return ", ".join(f"{name}{':' * (name in ARM_ARGUMENTS)} {text}" for name, text in words.items())
-
-
-def _located(error: ErrorDetails, content: Any) -> list[int | str]:
-    """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
-    place: list[int | str] = []
-    part: Any
-    for part in error["loc"]:
-        if (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
-            place.append(part)
-            content = content[part]
-    return [*place, error["loc"][-1]] if error["type"].startswith("missing") else place
-
-
 def load(name: str) -> Experiment:
     """The experiment of this name; a `UserError` if there is none, it is invalid, or a claim names an unknown arm."""
     check_known("experiment", [name], experiments())
-    content = read_yaml(experiments()[name])
     try:
-        experiment = Experiment.model_validate(content)
+        experiment = Experiment.model_validate(read_yaml(experiments()[name]))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ": ".join(map(str, _located(first, content)))
+        place = ": ".join(str(part) for part in first["loc"] if part != "[key]")
         raise UserError(f"{experiments()[name]}: {place}: {why_wrong(first['msg'])}") from None
-    arms = {label: _with_tuned(experiment.common, arm) for label, arm in experiment.arms.items()}
+    arms = dict(experiment.arms)
+    for label, arm in experiment.arms.items():
+        if arm.get("tuned") is True:
+            own = {name: value for name, value in arm.items() if name != "tuned"}
+            given = experiment.common | own
+            tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
+            arms[label] = {name: value for name, value in tuned.items() if name not in given} | own
     check_known("arm", (label for claim in experiment.claims for label in claim.arms), arms)
     return experiment.model_copy(update={"arms": arms})
-
-
-def _with_tuned(common: Settings, arm: Settings) -> Settings:
-    """The arm's settings; for `tuned: true`, the shipped tuned ones of its task and optimizer in its place."""
-    if arm.get("tuned") is not True:
-        return arm
-    arm = {name: value for name, value in arm.items() if name != "tuned"}
-    given = common | arm
-    tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
-    return {name: value for name, value in tuned.items() if name not in given} | arm

@@ -1,14 +1,14 @@
 """Ladders: a suite at growing sizes, and the steps that optimizers need at each size, relative to a reference."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from bench.plots.panels import Figure, Line, Panel, axis_limits
 from bench.results.group import Group
 from bench.results.selection import above_infimum
-from bench.results.stats import Array, Interval
+from bench.results.stats import Interval
 from bench.results.step_ratio import step_ratio
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
@@ -81,7 +81,11 @@ def _ratio(opt: str, reference: str, groups: Mapping[str, Group]) -> Interval:
     steps = sorted({step for curve in curves for step in curve or ()})
     if min((len(curve) for curve in curves if curve is not None), default=0) < FEWEST_EVALUATIONS:
         raise ValueError(f"the evaluations of {opt} or {reference} are too few for a curve: lower trainer.val_every")
-    losses = np.array([_at(curve, steps) for curve in curves]).reshape(2, len(seeds), len(steps))
+    losses = np.full((len(runs), len(steps)), math.inf)  # of diverged runs
+    for row, curve in enumerate(curves):
+        if curve is not None:  # after an early end the last value
+            losses[row] = np.interp(np.log(steps), np.log([*curve]), [*curve.values()])
+    losses = losses.reshape(2, len(seeds), len(steps))
     smooth = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
     try:
         log = step_ratio(steps, *losses, smooth=smooth, floor=FLOOR if above else -math.inf)
@@ -91,17 +95,9 @@ def _ratio(opt: str, reference: str, groups: Mapping[str, Group]) -> Interval:
 
 
 def _curve(run: RunResult, above: bool) -> dict[float, float] | None:
-    """The finite losses on the selection split by step, for suboptimality gaps their log10; None if it diverged."""
+    """The finite losses on the selection split by ascending step, their log10 for gaps; None if it diverged."""
     if run.status == "diverged":
         return None
     rows = {float(row["step"]): float(row.get("excess" if above else "loss", math.nan)) for row in run.validations}
-    finite = {step: loss for step, loss in rows.items() if step > 0 and math.isfinite(loss)}
+    finite = {step: loss for step, loss in sorted(rows.items()) if step > 0 and math.isfinite(loss)}
     return {step: math.log10(max(loss, CONVERGED)) if above else loss for step, loss in finite.items()}
-
-
-def _at(curve: Mapping[float, float] | None, steps: Sequence[float]) -> Array:
-    """The losses at these steps; after an early end the last value, and infinite ones if it diverged."""
-    if curve is None:
-        return np.full(len(steps), math.inf)
-    known = sorted(curve)
-    return np.interp(np.log(steps), np.log(known), [curve[step] for step in known])

@@ -190,11 +190,9 @@ def _effect(finding: Finding) -> str:
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """The verdicts on an experiment's claims, and the folder of the output."""
-    rows = [
-        row
-        for verdict, claim, finding in result.claims
-        for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", finding.text))
-    ]
+    rows = list[tuple[str, str]]()
+    for verdict, claim, finding in result.claims:
+        rows += [(verdict, f"{claim.name}: {claim.statement}"), ("", finding.text)]
     notes = ["this is the quick version; its verdicts are no evidence"] * result.version.quick + result.remarks
     notes += [f"seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
     lines = [*shown(Table.facts(rows), "  "), *(f"note: {note}" for note in notes)]

@@ -1,7 +1,7 @@
 """All kinds of charts, and those of studies and of targets."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -66,7 +66,10 @@ def profile(collected: Collected) -> Figure:
         if goal is None:
             panels.append(of_problem(problem, Panel("runs at the target", _FRACTION, _SHARE, notes=["it has none"])))
             continue
-        times, budget, count = Times(), _budget(entries), count + 1
+        runs = [run for entry in entries for run in entry.runs.values()]  # those that end early take fewer steps
+        limits = [run.config["trainer"] for run in runs if run.config["trainer"].get("max_epochs") is None]
+        budget = max(1, *(run.cost for run in runs), *(trainer.get("max_steps") or 0 for trainer in limits))
+        times, count = Times(), count + 1
         for entry in entries:
             steps = [reached(run, collected.target, problem.mode)[0] for run in entry.runs.values()]
             times[entry.name] = [None if step is None else step / budget for step in steps]
@@ -79,26 +82,16 @@ def profile(collected: Collected) -> Figure:
     return figure(collected, panels)
 
 
-def _budget(entries: Sequence[Entry]) -> int:
-    """The budget in steps, common to all runs of a problem; runs that end early take fewer."""
-    runs = [run for entry in entries for run in entry.runs.values()]
-    limits = [run.config["trainer"] for run in runs if run.config["trainer"].get("max_epochs") is None]
-    return max(1, *(run.cost for run in runs), *(trainer.get("max_steps") or 0 for trainer in limits))
-
-
 def _profile(title: str, times: Times, fact: str) -> Panel:
     counts = ", ".join(f"{name} {len(fractions)}" for name, fractions in times.items())
     notes = [f"bands: exact 95 % interval of the share at each point; runs: {counts}", fact]
-    lines = [_stairs(name, fractions) for name, fractions in times.items()]
+    lines = []
+    for name, fractions in times.items():  # a step function from 0 to 1 each
+        at, counts = np.unique([x for x in fractions if x is not None], return_counts=True)
+        shares = [stats.share_interval(int(count), len(fractions)) for count in np.cumsum([0, *counts])]
+        ends = np.repeat([(share.mean, share.low, share.high) for share in shares], 2, axis=0).T
+        lines.append(Line(name, np.repeat([0.0, *at, 1.0], 2)[1:-1], *ends))
     return Panel(title, _FRACTION, _SHARE, "", lines, notes, (-0.03, 1.03))
-
-
-def _stairs(name: str, values: Sequence[float | None]) -> Line:
-    """The share of runs that are at the target, as a step function from 0 to 1."""
-    at, counts = np.unique([value for value in values if value is not None], return_counts=True)
-    shares = [stats.share_interval(int(count), len(values)) for count in np.cumsum([0, *counts])]
-    mean, low, high = (np.repeat(column, 2) for column in zip(*((s.mean, s.low, s.high) for s in shares), strict=True))
-    return Line(name, np.repeat([0.0, *at, 1.0], 2)[1:-1], mean, low, high)
 
 
 CHARTS: Mapping[str, Callable[[Collected], Figure]] = {

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from bench.plots.panels import WORDS, Figure, Line, Panel
 from bench.results.selection import GAP
 from bench.results.stats import Array
 from bench.store.block import Columns
-from bench.store.record import RunResult
 from bench.text import CONVERGED
 
 EXPLODED = 10  # multiple of the highest initial loss above which a line is cut off
@@ -59,7 +58,9 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
         known = set[str]()
         for entry in collected.entries:
             for seed, tables in collected.read(entry, ".*").items():
-                known |= names_of(tables, entry.runs[seed].validations)
+                known |= {name for table in tables.values() for name in table} - {"step"}
+                evaluated_too = {name for row in entry.runs[seed].validations for name in row} - {"step", "train_s"}
+                known |= evaluated_too | {EVALUATED + name for name in evaluated_too}
         if column not in known and (known or column != "loss"):
             near = several(column, known) or [n for n in ("loss", "grad_norm", "val_loss", "accuracy") if n in known]
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "these runs have no tables"
@@ -67,14 +68,7 @@ def curves(collected: Collected, column: str = "loss", x: str = "steps") -> Figu
     return figure(collected, panels)
 
 
-def names_of(tables: Mapping[str, Columns], rows: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The columns of a run's tables, and its evaluated quantities with and without `val_`."""
-    evaluated = {name for row in rows for name in row} - {"step", "train_s"}
-    columns = {name for table in tables.values() for name in table} - {"step"}
-    return columns | evaluated | {EVALUATED + name for name in evaluated}
-
-
-def points_of(tables: Mapping[str, Columns], column: str, rows: Sequence[Mapping[str, Any]] = ()) -> Points | None:
+def points_of(tables: Mapping[str, Columns], column: str, rows: Sequence[Mapping[str, Any]]) -> Points | None:
     """A column of a run's tables, or else of its evaluations; None without values."""
     for kind in ("curve", "measurements"):
         if column in tables.get(kind, {}):
@@ -95,17 +89,15 @@ def _against(panel: Panel, x: str, entries: Sequence[Entry]) -> Panel:
     def place(line: Line) -> Array:
         if x == "epochs":
             return line.x * float(*budgets) / max(run.steps for run in every)
-        return np.mean([_seconds(run, line.x) for run in runs[line.name]], axis=0)
+        seconds = []
+        for run in runs[line.name]:
+            known = {0: 0.0} | {row["step"]: row["train_s"] for row in run.validations} | {run.steps: run.train_s}
+            seconds.append(np.interp(line.x, *np.array(sorted(known.items())).T))
+        return np.mean(seconds, axis=0)
 
     note = f"{x}: {'' if x == 'epochs' else 'means over seeds, '}proportional to steps between evaluations"
     lines = [line._replace(x=place(line)) for line in panel.lines]
     return replace(panel, x=X_AXES[x], lines=lines, notes=[*panel.notes, note])
-
-
-def _seconds(run: RunResult, steps: Array) -> Array:
-    known = {0: 0.0} | {int(row["step"]): row["train_s"] for row in run.validations} | {run.steps: run.train_s}
-    at = sorted(known)
-    return np.interp(steps, at, [known[step] for step in at])
 
 
 def of_problem(problem: Problem, panel: Panel) -> Panel:

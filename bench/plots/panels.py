@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bench.plots.theme import BASE, FAINT, HEIGHT, WIDTH, Look, looks, picture
-from bench.results.stats import Array
+from bench.results.stats import Array, Range
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Panel:
     log: str = ""  # which axes are logarithmic: "", "x", "y" or "xy"
     lines: Sequence[Line] = ()
     notes: Sequence[str] = ()  # meaning of bands, number of seeds, exclusions
-    limits: tuple[float, float] | None = None  # of the values of lines; None for limits from the data
+    limits: Range | None = None  # of the values of lines; None for limits from the data
     marks: bool = False  # whether each point has a marker
     ticks: Sequence[str] = ()  # words at x = 0, 1, ..., if x is no quantity
     problem: str = ""  # its name, if it shows one
@@ -187,7 +187,7 @@ def faded(full: float = 1) -> Spec:
     return {"condition": {"param": "isolate", "value": full}, "value": full * FAINT}
 
 
-def axis(which: str, title: str, log: bool, limits: tuple[float, float] | None = None) -> Spec:
+def axis(which: str, title: str, log: bool, limits: Range | None = None) -> Spec:
     """A quantitative axis; a logarithmic one labels ticks where there is room."""
     scale: Spec = {"nice": False, "padding": 6} | ({"type": "log", "base": 10} if log else {"zero": False})
     if limits is not None:
@@ -207,15 +207,13 @@ def encodings(styles: Mapping[str, Look], columns: int = 2, *, marks: bool = Fal
     box: Spec = {"orient": "top", "symbolOpacity": 1, "columns": across}
     box |= {"symbolSize": 70, "symbolStrokeWidth": 0} if marks else {"symbolType": "stroke"}
     channels = zip(("color", "strokeDash", "shape", "strokeWidth"), zip(*styles.values(), strict=True), strict=True)
-    by: dict[str, Spec] = {
-        channel: {"field": "name", "type": "nominal", "scale": {"domain": [*styles], "range": [*values]}}
-        | {"legend": box if columns else None}
-        for channel, values in channels
-    }
+    by: dict[str, Spec] = {}
+    for channel, values in channels:
+        scale = {"domain": [*styles], "range": [*values]}
+        by[channel] = {"field": "name", "type": "nominal", "scale": scale, "legend": box if columns else None}
     widths = {look.width for look in styles.values()}
-    return by | {
-        "strokeWidth": {"value": widths.pop()} if len(widths) == 1 else by["strokeWidth"] | {"type": "ordinal"}
-    }
+    width = {"value": widths.pop()} if len(widths) == 1 else by["strokeWidth"] | {"type": "ordinal"}
+    return by | {"strokeWidth": width}
 
 
 def number(name: str, title: str = "") -> Spec:
@@ -249,9 +247,7 @@ def _letter(k: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[k : k + 1] or str(k + 1)
 
 
-def axis_limits(
-    values: Sequence[Array], log: bool, ends: Sequence[Array] = (), most: float = MOST
-) -> tuple[float, float]:
+def axis_limits(values: Sequence[Array], log: bool, ends: Sequence[Array] = (), most: float = MOST) -> Range:
     """Limits that show all finite values up to `most`, and the ends of bands as far as half of that range beyond."""
     to, back = (np.log, math.exp) if log else (np.asarray, float)
     lines, bands = (_in_range([*arrays], log, min(most, MOST)) for arrays in (values, [*values, *ends]))

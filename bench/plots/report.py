@@ -55,6 +55,8 @@ def page(collected: Collected, stores: Stores) -> str:
     def row_of(row: Mapping[str, Any]) -> int | None:
         return next((place_of[run_id] for run_id in row.get("run_ids", ()) if run_id in place_of), None)
 
+    names = [f"“{cell(folder.name)}”" for folder in stores.folders]  # a shared page has no paths of this machine
+    named = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] * bool(names)
     loader = PackageLoader("bench.plots", ".")
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"digest": _digest, "clean": cell, "heading": heading, "key": _sort_key, "is_numeric": is_numeric}
@@ -71,7 +73,7 @@ def page(collected: Collected, stores: Stores) -> str:
         word_in=word_in,
         runs=len(stores.runs),
         shown=len(place_of),
-        stores=_in_words(stores),
+        stores=" and ".join(named + ["the reference results"] * (stores.reference is not None)),
         damaged=len(stores.damaged) + len({*collected.damaged}),  # which boards and charts may have found
         notes=collected.notes,
         reference=collected.reference,
@@ -125,10 +127,3 @@ def _charts(kind: str, figure: Figure) -> Iterator[dict[str, Any]]:
             "notes": panel.notes,
             "data": {"spec": spec, "label": label, "names": panel.names, "rows": panel.rows()},
         }
-
-
-def _in_words(stores: Stores) -> str:
-    """Stores for a shared page: the names of their folders, without paths of this machine."""
-    names = [f"“{cell(folder.name)}”" for folder in stores.folders]
-    named = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] * bool(names)
-    return " and ".join(named + ["the reference results"] * (stores.reference is not None))

@@ -12,7 +12,7 @@ from functools import cached_property
 from bench.results import stats
 from bench.results.selection import GAP, End, Mode, final_value
 from bench.results.sequential import OFTEN, Comparison, compare
-from bench.results.stats import Interval
+from bench.results.stats import UNBOUNDED, Interval, Range
 from bench.store.record import RunResult
 from bench.text import CONVERGED
 
@@ -21,7 +21,7 @@ Seed = tuple[int, int]
 
 HUGE = 1e100  # larger values count as missing, since their squares overflow; ours
 FAR = 200.0  # larger logarithms of factors are like infinite ones; ours
-RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "f1", "exact_match"), (0.0, 1.0))
+RANGES: dict[str, Range] = dict.fromkeys(("accuracy", "f1", "exact_match"), (0.0, 1.0))
 """Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
 
 
@@ -78,7 +78,7 @@ class Measure:
     log: bool
     of: Callable[[RunResult], End]  # the value of a run; None, if it has none, is worse than every number
     often: tuple[str, str] = OFTEN  # what it means to have a value more, or less, often
-    ends: tuple[float, float] = (-math.inf, math.inf)  # the smallest and largest possible value
+    ends: Range = UNBOUNDED  # the smallest and largest possible value
 
     def values(self, group: Group, seeds: Iterable[Seed] | None = None) -> list[End]:
         """The values of a group's runs, in the order of all its seeds or of these."""
@@ -140,9 +140,7 @@ def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool =
     return Measure(words, mode, above, value, ends=(CONVERGED, math.inf) if above else RANGES.get(metric, Measure.ends))
 
 
-def mean_interval(
-    values: Iterable[End], log: bool = False, ends: tuple[float, float] = (-math.inf, math.inf)
-) -> Interval | None:
+def mean_interval(values: Iterable[End], log: bool = False, ends: Range = UNBOUNDED) -> Interval | None:
     """Mean with its t-interval, cut at the ends; geometric on a logarithmic scale; None if a value is missing."""
     numbers = [math.nan if value is None else value for value in values]
     if not numbers or not all(map(math.isfinite, numbers)):

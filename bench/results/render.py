@@ -165,7 +165,6 @@ def markdown(boards: Sequence[Board]) -> str:
 
 
 def _texts(table: Table, word: Callable[[Column, Row], str], head: Callable[[str], str] = str) -> "pd.DataFrame":
-    """The texts of a table's cells."""
     import pandas as pd
 
     cells = [[word(c, row) for c in table.columns] for row in table.rows]

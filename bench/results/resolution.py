@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bench.results.stats import Array
 from bench.text import is_number
 
 CONFIDENCE = 0.85
@@ -27,8 +27,6 @@ TRIALS = (2, 64)
 """Fewer scores say nothing; of more, the best count. Ours."""
 LEAST_VALUES = 4
 """An axis with fewer tried numbers counts as a list, whose values have no values between them. Ours."""
-
-Array = NDArray[np.float64]
 
 
 def missed(points: Sequence[Mapping[str, Any]], scores: Sequence[float], noise: float) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln
 
-from bench.results.stats import Interval, Values, exp
+from bench.results.stats import Array, Interval, Values, exp
 
 WITHIN_TUNING = "no difference found (within tuning)"
 """The verdict if a search may have missed more than the difference (`bench.results.resolution`)."""
@@ -63,18 +63,13 @@ def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
     return np.array(boundaries)
 
 
-def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
-    """Fewest deciding wins by number of seeds, shape (n + 1,)."""
-    most = (1 << n.bit_length()) - 1  # few sizes, so that one computation serves many numbers of seeds and of tests
-    return _boundaries(share, 1 << (tests - 1).bit_length(), most)[: n + 1, tests - 1]
-
-
-def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
-    """Fewest wins out of n seeds that decide; n + 1 if n seeds cannot decide.
+def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> NDArray[np.int_]:
+    """Fewest wins out of 0, 1, ..., n seeds that decide, shape (n + 1,); more than the seeds if these cannot decide.
 
     The two-sided share of the level, in (0, 1), is divided by the number of tests (Bonferroni).
     """
-    return int(_least_wins(n, share, tests)[n])
+    most = (1 << n.bit_length()) - 1  # few sizes, so that one computation serves many numbers of seeds and of tests
+    return _boundaries(share, 1 << (tests - 1).bit_length(), most)[: n + 1, tests - 1]
 
 
 @dataclass(frozen=True)
@@ -136,21 +131,21 @@ def compare(
 
 def _first_decided(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
     """The decided sign and the smallest deciding number of seeds; 0 and None if undecided."""
-    least = _least_wins(len(won), share, tests)[1:]
+    least = least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
     decisions = [(int(seeds[0]) + 1, sign) for seeds, sign in reached if seeds.size]
     n, sign = min(decisions, default=(None, 0))
     return sign, n
 
 
-def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
+def differences(first: ArrayLike, second: ArrayLike, mode: str) -> Array:
     """Differences of pairs, shape (N,), positive where the first is better by the mode, and 0 within rounding."""
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     d = a - b if mode == "max" else b - a
     return np.where(abs(d) <= ROUNDING * np.maximum(abs(a), abs(b)), 0.0, d)
 
 
-def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.float64]:
+def _gains(first: Values, second: Values, mode: str, log: bool) -> Array:
     """Gain of the first by seed; infinite where only one of the two has a value, 0 where neither has."""
     present = np.array([[x is not None for x in side] for side in (first, second)], dtype=bool).reshape(2, -1)
     both = present.all(0)
@@ -165,9 +160,7 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     return gains
 
 
-def _effect(
-    d: NDArray[np.float64], first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool
-) -> Interval | None:
+def _effect(d: Array, first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool) -> Interval | None:
     """The median gain, with the interval of values that the sign test does not reject."""
     n = len(d)
     if not n:
@@ -189,15 +182,15 @@ def _effect(
     return Interval(middle, low, high, n, bound)
 
 
-def _middle(d: NDArray[np.float64]) -> NDArray[np.float64]:
+def _middle(d: Array) -> Array:
     """The two values around the median; equal ones if their number is odd."""
     return np.sort(d)[[(len(d) - 1) // 2, len(d) // 2]]
 
 
-def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
+def _bounds(d: Array) -> tuple[float, float]:
     """Ends of the values that the sign test never rejected, at any number of seeds: a confidence sequence."""
     low, high = -math.inf, math.inf
-    least = _least_wins(len(d), SHARES[0], 1)
+    least = least_wins(len(d))
     for n in range(LEAST_SEEDS, len(d) + 1):
         k = int(least[n])
         if k <= n:
@@ -226,19 +219,18 @@ def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int],
 def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[int, int]]:
     """The lowest and highest rank of each of n rows that is compatible with the decided ones of all pairs i < j."""
     better = {pair if comparison.sign > 0 else pair[::-1] for pair, comparison in pairs.items() if comparison.sign}
-    return [
-        (1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n))) for i in range(n)
-    ]
+    rows = range(n)
+    return [(1 + sum((j, i) in better for j in rows), n - sum((i, j) in better for j in rows)) for i in rows]
 
 
-def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
+def decided_at(n: int, wins: int, losses: int, most: int) -> Array:
     """Posterior probability that the wins are first decided at each number of seeds up to `most`, shape (most + 1,).
 
     The probability that the leader wins a seed has the prior Beta(1/2, 1/2) (Jeffreys); ties count as its losses.
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5
-    least = _least_wins(most, SHARES[0], 1)
+    least = least_wins(most)
     ways, chances = np.ones(1), np.zeros(most + 1)  # number of undecided orders by further wins of the leader
     for m in range(1, most - n + 1):
         grown = np.zeros(m + 1)

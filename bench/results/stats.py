@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit
 
 Array = NDArray[np.float64]
+Range = tuple[float, float]
+UNBOUNDED: Range = (-math.inf, math.inf)
 
 SPACING = 0.05  # decades between the points of a fit against log x, at least: up to twenty points per decade; ours
 WINDOW = 0.25  # decades over which a local exponent is fitted; ours
@@ -92,11 +94,10 @@ def noisier_interval(values: ArrayLike, variance: float, df: float, *, log: bool
         return plain
     known = t_interval(np.log(values) if log else values)
     error = (known.high - known.mean) / float(stdtrit(known.n - 1, 0.975))  # standard error
-    total, half = error**2 + variance, math.inf
-    if math.isfinite(total):
-        shares = error**2 / total, variance / total  # squares of small numbers underflow
-        df = 1 / (shares[0] ** 2 / (known.n - 1) + shares[1] ** 2 / df)
-        half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
+    total = error**2 + variance
+    shares = error**2 / total, variance / total  # squares of small numbers underflow
+    df = 1 / (shares[0] ** 2 / (known.n - 1) + shares[1] ** 2 / df)
+    half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
     wider = Interval(known.mean, known.mean - half, known.mean + half, known.n)
     return of_logarithms(wider) if log else wider
 

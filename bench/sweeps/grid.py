@@ -50,9 +50,8 @@ def configurations(
         for point in itertools.product(*axes.values())
     ]
     device, seeded = decided(first[0]).device, ["seed"] if "data_seed" in words else ["seed", "data_seed"]
-    configs = [
-        one.model_copy(update={"device": device, **dict.fromkeys(seeded, seed)}) for one in first for seed in seeds
-    ]
+    changes = [{"device": device, **dict.fromkeys(seeded, seed)} for seed in seeds]
+    configs = [one.model_copy(update=change) for one in first for change in changes]
     return list({config.run_id: config for config in configs}.values()), list(varied)
 
 

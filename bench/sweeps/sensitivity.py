@@ -83,18 +83,17 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     axes = {opt: _axis([settings[r.run_id] for r in runs if r.config["opt"] == opt], varied) for opt in opts}
     numeric = all(x for x, _ in axes.values())
     words = [name for name in varied if name != "opt"] or ["opt"]
-    groups: dict[tuple[str, str, Any], list[RunResult]] = {}
+    groups: dict[tuple[str, str], dict[Any, list[RunResult]]] = {}
     for run in runs:
         values, (x, others) = settings[run.run_id], axes[run.config["opt"]]
         fixed = json.dumps({name: values.get(name) for name in others if numeric})
         place = values[x] if numeric else ", ".join(cell(values.get(name)) for name in words)
-        groups.setdefault((run.config["opt"], fixed, place), []).append(run)
-    sizes = Counter((opt, fixed) for opt, fixed, _ in groups)
+        groups.setdefault((run.config["opt"], fixed), {}).setdefault(place, []).append(run)
     lines: dict[tuple[str, str], list[Point]] = {}  # combinations with one x each, as in a random design, are one
-    for (opt, fixed, place), group in groups.items():
-        joined = sizes[opt, fixed] > 1 or fixed == "{}"
-        point = _point(place, {} if joined else json.loads(fixed), group, above, mode)
-        lines.setdefault((opt, fixed if joined else ""), []).append(point)
+    for (opt, fixed), by_x in groups.items():
+        joined = len(by_x) > 1 or fixed == "{}"
+        points = [_point(x, {} if joined else json.loads(fixed), of_x, above, mode) for x, of_x in by_x.items()]
+        lines.setdefault((opt, fixed if joined else ""), []).extend(points)
     names = Counter(map(bare, opts))  # files with the same name may be in two folders
     curves = []
     for (opt, fixed), points in lines.items():

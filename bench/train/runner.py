@@ -25,7 +25,7 @@ from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, UserError, described, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
-from bench.progress import Progress, doing
+from bench.progress import Progress, SweepProgress, doing
 from bench.store.record import RunResult, now
 from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
@@ -53,7 +53,7 @@ def run(
     config: RunConfig,
     *,
     rerun: bool = False,  # train again even if the result is stored or the run could be resumed
-    progress: bool | Callable[[int, str], Progress] = True,  # a bar, or a display for so many steps and a label
+    progress: bool | SweepProgress = True,  # a bar, or the view of a plan that it reports to
     stop: StopRequest | None = None,  # lets the caller ask the run to stop; it handles signals as well
     tuned_by: TunedBy | None = None,  # the study that found its hyperparameters
     plan: str | None = None,  # the command that requested the run (`RunResult.plan`)
@@ -90,10 +90,8 @@ def run(
     stop = stop or StopRequest()
     try:
         label = f"{bare(config.task)} {bare(config.opt)}"
-        if callable(progress):
-            bar = progress(training.total_steps, label)
-        else:
-            bar = Progress(training.total_steps, label, enabled=progress and main)
+        view = progress if isinstance(progress, SweepProgress) else None
+        bar = Progress(training.total_steps, label, enabled=bool(progress) and main, view=view)
         recorder = Recorder(config, result, writer, stop, bar, task, loggers)
         for logger in loggers:
             logger.log_hyperparams(result.config)
