@@ -14,6 +14,7 @@ from bench.results.table import Board, Table
 from bench.run_summary import remarks_on, result_json, result_lines
 from bench.store.record import RunResult
 from bench.store.stores import Contents, Stores
+from bench.terminal import columns, wrapped
 from bench.text import clean, counted
 from optimizers.plugins import bare
 
@@ -214,6 +215,7 @@ class Comparison(Answer):
         tuned = [(study.folder, study.result.spec) for study in studies.values() if study.folder and not study.code]
         use = [f"use {spec.opt} as tuned: {use_line(folder, spec)}" for folder, spec in tuned]
         lines = [clean(line) for study in studies.values() for line in result_lines(study.result)]
-        lines += ["", *table, *verdicts, *[""] * bool(use), *use]
+        said = [line for verdict in verdicts for line in wrapped(verdict.split(" "), columns(), "", " ")]
+        lines += ["", *table, *said, *[""] * bool(use), *use]
         code = max((study.code for study in studies.values()), default=0)
         super().__init__(data, lines, code, boards, verdicts, None if forest is None else lambda: forest)
