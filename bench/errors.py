@@ -92,11 +92,11 @@ def unknown_option(option: str, known: Iterable[str], command: str = "fit --task
     foreign = [f"--{name}" for name in ours if dot and name.startswith("trainer.")]  # which all runs have
     candidates = [names[name] for name in (_plain(option), *ours) if name in names]
     among = inside if dot and inside else bare  # a near name of another group would be a coincidence
-    own = {} if dot else {name: full for name, full in names.items() if "." not in name}
+    top_level = {} if dot else {name: full for name, full in names.items() if "." not in name}
     close = (
         [f"--{group}.NAME"]
         if inside and not dot
-        else [among[n] for plain in (own, among) for n in several(word, plain, 1, 0.65)]
+        else [among[n] for plain in (top_level, among) for n in several(word, plain, 1, 0.65)]
     )
     near = next(iter([*candidates, *filter(None, [bare.get(word)]), *close, *foreign]), None)
     hint = f"did you mean {near!r}?" if near else f"`{f'bench {command}'.strip()} -h` lists the options"

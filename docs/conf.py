@@ -165,7 +165,7 @@ class Overview(SphinxDirective):
         group += [head, body]
         table += group
         head += self.line([nodes.paragraph("", name) for name in self.HEADS])
-        for name, spec in TASKS.own.items():
+        for name, spec in TASKS.built_in.items():
             first = nodes.paragraph("", "", nodes.literal(name, name))
             body += self.line([first, *(nodes.paragraph("", text) for text in self.cells(name, spec))])
         return [table]

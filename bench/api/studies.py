@@ -18,7 +18,7 @@ from bench.output import Answer, check_output, note, write
 from bench.progress import doing
 from bench.results.group import Group
 from bench.results.render import as_json, markdown, printed
-from bench.store.record import made_on
+from bench.store.record import machines_and_versions
 from bench.text import counted, duration, listed, options_text
 from bench.tuning import suite as suites
 from bench.tuning import tuned
@@ -83,8 +83,9 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     if not is_ladder:
         return Answer(data, [title, *lines, f"settings: {out}"], code)
     board, figure = _ladder([member for member, _ in planned], results)
-    made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
-    write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
+    machines = machines_and_versions([run for result in results for run in result.fresh])
+    origin = f"Made by `bench suite {Path(file).name}`; {machines}."
+    write(out / "ladder.md", f"# {title}\n\n{origin}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
     for ending in (".png", ".pdf"):
         write(out / f"ladder{ending}", figure.picture(ending))
     text = [title, *lines, "", printed([board])]

@@ -41,7 +41,7 @@ def quality(collected: Collected) -> Board:
 
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
-    metric, verdicts, at_floor = judged(collected, problem)
+    metric, verdicts, at_floor = measure_and_verdicts(collected, problem)
     ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
     rows, silent = dict[Entry, dict[str, Any]](), defaultdict[str, list[str]](list)
     for entry in verdicts.ordered(entries):
@@ -68,7 +68,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     ]
     notes = [at_floor] if at_floor else []
     notes += [f"{opt} is not compared: {why}" for opt, why in collected.excluded(problem).items()]
-    notes += _budgets(entries)
+    notes += _budget_notes(entries)
     words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
     notes += [f"no interval with the noise of tuning: {words}"] * bool(words)
     if ref is None:
@@ -79,7 +79,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     return board_table(problem.name, columns, rows, notes)
 
 
-def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
+def _budget_notes(entries: Sequence[Entry]) -> Iterator[str]:
     trials = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
     untuned = [entry.name for entry in entries if entry.kind != "tuned"]
     if len({*trials.values()}) > 1:
@@ -89,7 +89,7 @@ def _budgets(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"not tuned, so at a disadvantage: {', '.join(untuned)}"
 
 
-def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
+def measure_and_verdicts(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
     """The final metric, the verdicts, and the reason if they use another measure.
 
     The metric is a suboptimality gap, on a logarithmic scale, if the infimum of the reference's runs (of all runs

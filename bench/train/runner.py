@@ -97,7 +97,7 @@ def run(
         recorder = Recorder(config, result, writer, stop, bar, task, loggers)
         for logger in loggers:
             logger.log_hyperparams(result.config)
-        with quiet(), stop.listening(), rendezvous_of_its_own(config):
+        with quiet(), stop.listening(), isolated_rendezvous(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             if config.trainer.num_nodes > 1:
@@ -178,7 +178,7 @@ def new_result(
     """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **config.described,
+        **config.record_fields,
         versions={"suite": __version__, **config.spec_versions, **_library_versions()},
         split=task.data.report,
         select_split=task.data.select,
@@ -244,7 +244,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
 
 @contextmanager
-def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
+def isolated_rendezvous(config: RunConfig) -> Iterator[None]:
     """Leave nothing of the run's ranks behind: later runs and child processes need their own rendezvous.
 
     Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
