@@ -114,8 +114,8 @@ def crew_of(todo: Todo, call: Call) -> "Crew":
         check_early(config)
     check_engine(call.effort.engine, configs)
     check_places(configs)
-    if some := dict.fromkeys(c.opt for c in configs if c.trainer.is_scheduled and c.traits.unscheduled):
-        note(f"--trainer.schedule has no effect on {listed([*some])}: it needs none")
+    if idle := dict.fromkeys(c.opt for c in configs if c.trainer.is_scheduled and c.traits.unscheduled):
+        note(f"--trainer.schedule has no effect on {listed([*idle])}: it needs none")
     if call.effort.cluster is not None:
         return Crew(call.effort, configs[0])
     return min((Crew(call.effort, config) for config in configs), key=lambda crew: crew.shares)

@@ -89,9 +89,9 @@ class Watch:
         full_batch: whether a step sees all samples.
     """
 
-    _KEPT = ("status", "reason", "best_step", "validations", "steps", "evaluations", "skipped", "saturated_at")
-    _KEPT += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
-    _SAVED = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
+    _RECORD_FIELDS = ("status", "reason", "best_step", "validations", "steps", "evaluations", "skipped", "saturated_at")
+    _RECORD_FIELDS += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
+    _STATE_FIELDS = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
     def __init__(self, result: RunResult, full_batch: bool) -> None:
         self.result, self.full_batch = result, full_batch
@@ -103,8 +103,8 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """The part of the record that a resumed run needs."""
         return {
-            "result": {name: getattr(self.result, name) for name in self._KEPT},
-            **{name: getattr(self, name) for name in self._SAVED},
+            "result": {name: getattr(self.result, name) for name in self._RECORD_FIELDS},
+            **{name: getattr(self, name) for name in self._STATE_FIELDS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,10 +113,10 @@ class Watch:
         Raises:
             Damaged: it is not a valid record.
         """
-        for name in self._KEPT:
+        for name in self._RECORD_FIELDS:
             setattr(self.result, name, state["result"].get(name))
         parse_record(strict_json(vars(self.result)).encode(), Path("the checkpoint"))
-        for name in self._SAVED:
+        for name in self._STATE_FIELDS:
             setattr(self, name, state[name])
 
     @property
