@@ -23,8 +23,8 @@ from bench.store.writer import BlockWriter
 from bench.text import counted
 from bench.train.callbacks import BaseRecorder
 from bench.train.checkpoints import STEPS, usable_steps
-from bench.train.memory import ran_out
-from bench.train.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
+from bench.train.memory import peak_memory, ran_out
+from bench.train.runner import StepRanges, build, make_trainer, new_result, quiet
 from bench.train.stop import StopRequest
 from bench.train.training_plan import make_plan
 from bench.train.watch import Watch, summarize

@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
 from bench.train.callbacks import Recorder
 from bench.train.checkpoints import usable_steps
+from bench.train.memory import peak_memory
 from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan
@@ -276,15 +276,6 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
     }
-
-
-def peak_memory() -> dict[str, int]:
-    """Peak resident bytes of this process, and peak bytes that torch had allocated on the GPU."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_available():
-        peak["gpu"] = torch.cuda.max_memory_allocated()
-    return peak
 
 
 def _loggers(config: RunConfig) -> list[Any]:
