@@ -129,18 +129,18 @@ def entries_of(
         if (winner := by_id.get(study.winner or "")) is not None:
             winners[_entry_key(winner)].append(study)
     for run in (run for run in runs if run.run_id not in trials):
-        place, planned, seed = _entry_key(run), run.planned_study, run.config["seed"]
-        won = winners.get(place, [])
+        entry_key, planned, seed = _entry_key(run), run.planned_study, run.config["seed"]
+        won = winners.get(entry_key, [])
         # A study without a record has not ended, so its runs count only at settings that another study chose.
-        cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
-        if not cut and not any(seed in study.seeds for study in won):
-            groups[place].append(run)
-    problems = _problems({place[0]: group[0] for place, group in reversed(groups.items())})
-    entries = {p: _entry(p, group, problems[p[0]], winners.get(p, [])) for p, group in groups.items()}
+        excluded = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
+        if not excluded and not any(seed in study.seeds for study in won):
+            groups[entry_key].append(run)
+    problems = _problems({entry_key[0]: group[0] for entry_key, group in reversed(groups.items())})
+    entries = {k: _entry(k, group, problems[k[0]], winners.get(k, [])) for k, group in groups.items()}
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
 
 
-def _entry(place: EntryKey, group: Sequence[RunResult], problem: Problem, won: list[StudyRecord]) -> Entry:
+def _entry(entry_key: EntryKey, group: Sequence[RunResult], problem: Problem, won: list[StudyRecord]) -> Entry:
     """The entry of these runs; of several with the same seeds, the first one of the highest `_precedence`."""
     runs = dict[Seed, RunResult]()
     for run in (run for run in group if run.finished):
@@ -152,11 +152,11 @@ def _entry(place: EntryKey, group: Sequence[RunResult], problem: Problem, won: l
         others=Counter(run.status for run in group if not run.finished),
         pending=min((seed_of(r) for r in group if r.status == "running" and seed_of(r) not in runs), default=None),
         problem=problem,
-        opt=place[1],
-        name=place[1],
+        opt=entry_key[1],
+        name=entry_key[1],
         options=group[0].config["opt_options"],
         kind="tuned" if tuned else "default" if default else "by hand",
-        source=place[2],
+        source=entry_key[2],
         studies=won,
     )
 
