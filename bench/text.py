@@ -92,7 +92,7 @@ def cell(value: Any, digits: int = 4) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{count} {clean(str(name))}" for name, count in value.items())
     if isinstance(value, list | tuple):
-        return "; ".join(clean(str(each)) for each in value)
+        return "; ".join(clean(str(item)) for item in value)
     if isinstance(value, int | float):
         return number(value, digits)
     if isinstance(value, str):

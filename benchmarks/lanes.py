@@ -42,7 +42,7 @@ def lanes(quick: bool, device: str) -> Cases:
     settings = SMALL | {"trainer.max_steps": steps, "trainer.val_every": steps, "trainer.measure_every": steps}
     with place() as store:
         for opt, is_pure in (("ngd", True), ("gd", True), ("adam", True), ("gd", False), ("adam", False)):
-            with patch.dict(OPTIMIZERS.own, {} if is_pure else {opt: replace(OPTIMIZERS[opt], update=None)}):
+            with patch.dict(OPTIMIZERS.built_in, {} if is_pure else {opt: replace(OPTIMIZERS[opt], update=None)}):
                 train = swept(opt, seeds, settings, store, lambda runs: sum(run.result.train_s for run in runs))
                 bare = timed(
                     single_step(resolve({"task": "synthetic", "opt": opt, "device": "cpu", **settings})), steps

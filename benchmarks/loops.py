@@ -34,7 +34,7 @@ def cifar10(quick: bool, device: str) -> Cases:
     """The ViT, for a normalised method and for Adam; on a GPU also against a compiled loop."""
     spec = replace(TASKS["cifar10"], data="benchmarks.loops:FewEvaluated")
     steps, bound = (200, 0.35) if device == "cuda" else (40, 0.9)
-    with patch.dict(TASKS.own, cifar10=spec):
+    with patch.dict(TASKS.built_in, cifar10=spec):
         yield from against("cifar10", ("sngd", "adam"), 8 if quick else steps, device, _images, bound, quick)
         if device == "cuda":
             yield from against("cifar10", ("adam",), steps, device, _images, 1.0, quick, is_compiled=True)

@@ -37,7 +37,7 @@ html_theme = "furo"
 html_title = project
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["own.css"]
+html_css_files = ["site.css"]
 html_extra_path = ["_extra"]
 exclude_patterns = ["_build", "_extra"]
 myst_heading_anchors = 3
@@ -99,7 +99,7 @@ def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def for_narrow_screens(app: Sphinx, doctree: nodes.document) -> None:
-    """Mark long cells and wide figures for `own.css`; no line breaks before a percent sign or inside two hyphens."""
+    """Mark long cells and wide figures for `site.css`; no line breaks before a percent sign or inside two hyphens."""
     for image in doctree.findall(nodes.image):
         # The header of a PNG has its width. Figures with one panel have less than 1,200 pixels.
         if image["uri"].endswith(".png") and int.from_bytes((HERE / image["uri"]).read_bytes()[16:20]) > 1200:
@@ -165,7 +165,7 @@ class Overview(SphinxDirective):
         group += [head, body]
         table += group
         head += self.line([nodes.paragraph("", name) for name in self.HEADS])
-        for name, spec in TASKS.own.items():
+        for name, spec in TASKS.built_in.items():
             first = nodes.paragraph("", "", nodes.literal(name, name))
             body += self.line([first, *(nodes.paragraph("", text) for text in self.cells(name, spec))])
         return [table]

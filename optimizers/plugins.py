@@ -18,11 +18,10 @@ from importlib.metadata import EntryPoint, distributions, entry_points, packages
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-_OWN = ("bench", "tasks", "optimizers", "torch")
+_NOT_FOREIGN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
-
 
 BROKEN = Exception, SystemExit
 """What the code of a plug-in may raise; an exit would end the process silently."""
@@ -36,7 +35,6 @@ SESSION = "__main__"
 session: dict[str, tuple[str, Any]] = {}
 """Classes and specs that only this process and its workers have, by name (`__main__:Class`): package and object."""
 
-
 Spec = TypeVar("Spec", bound=Any)
 
 
@@ -44,33 +42,33 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
     """The optimizers or tasks of the suite and of plug-ins, by name.
 
     Iterating gives the names, without importing anything. A plug-in is imported when it is looked up, and `make` builds
-    its spec from name, object and target. `own` are the suite's, by name.
+    its spec from name, object and target. `built_in` are the suite's, by name.
     """
 
     def __init__(self, group: str, specs: Iterable[Spec], make: Callable[[str, Any, str], Spec]) -> None:
         self.group, self.make = group, make
-        self.own = {spec.name: spec for spec in specs}
+        self.built_in = {spec.name: spec for spec in specs}
         self._loaded: dict[tuple[str, str], Spec] = {}
 
     @cached_property
     def announced(self) -> dict[str, EntryPoint]:
         """Entry points by name; of several packages that share a name, the first by its own name counts."""
         points = sorted(entry_points(group=self.group), key=_package, reverse=True)
-        return {point.name: point for point in points if point.name not in self.own}
+        return {point.name: point for point in points if point.name not in self.built_in}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.own, *sorted(self.announced)]))
+        return iter(dict.fromkeys([*self.built_in, *sorted(self.announced)]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self.own or name in self.announced or ":" in name)
+        return isinstance(name, str) and (name in self.built_in or name in self.announced or ":" in name)
 
     def __getitem__(self, name: str) -> Spec:
         """The spec of this name; KeyError if it is unknown, PluginError if the plug-in cannot be used."""
-        if name in self.own:
-            return self.own[name]
+        if name in self.built_in:
+            return self.built_in[name]
         if name not in self.announced and ":" not in name:
             raise KeyError(name)
         target = self.announced[name].value if name in self.announced else name
@@ -83,7 +81,7 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
 
     def hidden(self) -> list[str]:
         """Plug-ins that have no effect, since they announce a name of the suite's own: package, target and name."""
-        points = [point for point in entry_points(group=self.group) if point.name in self.own]
+        points = [point for point in entry_points(group=self.group) if point.name in self.built_in]
         return sorted(f"{_package(point)} ({point.value}) as {point.name}" for point in points)
 
     def describe(self, name: str) -> str | None:
@@ -116,7 +114,7 @@ def load(target: str) -> Any:
 
 def load_module(place: str) -> Any:
     """Import `module` or `file.py`; its output goes to standard error. PluginError if that fails."""
-    if place.endswith(".py") or place.partition(".")[0] not in _OWN:
+    if place.endswith(".py") or place.partition(".")[0] not in _NOT_FOREIGN:
         foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
@@ -201,7 +199,7 @@ def _imports(text: bytes) -> frozenset[str]:
         return frozenset()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return frozenset(name.partition(".")[0] for name in names) - {*_OWN} - sys.stdlib_module_names
+    return frozenset(name.partition(".")[0] for name in names) - {*_NOT_FOREIGN} - sys.stdlib_module_names
 
 
 def provenance(target: str) -> str:

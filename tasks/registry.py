@@ -88,7 +88,7 @@ _LM_PRESETS = {
 def _plugin(name: str, value: Any, target: str) -> TaskSpec:
     if not isinstance(value, TaskSpec):
         raise PluginError(f"{target} is of type {type(value).__name__}; a task is a tasks.TaskSpec")
-    return replace(value, name=name, package=provenance(target), own_name=value.name if ":" in name else "")
+    return replace(value, name=name, package=provenance(target), display_name=value.name if ":" in name else "")
 
 
 TASKS = Registry(

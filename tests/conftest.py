@@ -95,7 +95,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo what a test registers, since any tests may share a process."""
     for registry in (TASKS, OPTIMIZERS):
-        monkeypatch.setattr(registry, "own", dict(registry.own))
+        monkeypatch.setattr(registry, "built_in", dict(registry.built_in))
 
 
 @pytest.fixture(autouse=True)

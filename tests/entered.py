@@ -24,7 +24,7 @@ CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
 
 @cache
 def _described(task: str, opt: str, words: str) -> str:
-    return json.dumps(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)}).described)
+    return json.dumps(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)}).record_fields)
 
 
 def make_run(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.config.run_config import resolve
-from bench.store.block import CURVE_FIELDS, PREFIX, Block, Columns, blocks_in, name_of
+from bench.store.block import CURVE_FIELDS, PREFIX, Columns, StoredBlock, block_name, blocks_in
 from bench.store.files import DONE, LOCK, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, write_report
@@ -53,8 +53,8 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 
 @cache
 def _described(lr: float) -> str:
-    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3}
-    return json.dumps(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"}).described)
+    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3, "seed": 1, "data_seed": 2}
+    return json.dumps(resolve({**words, "precision": "64-true", "device": "cpu"}).record_fields)
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
@@ -102,7 +102,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
         runs: of the block.
         tables: by name (`curve`, `measurements`), then run id: columns.
     """
-    folder = store / name_of([run.run_id for run in runs])
+    folder = store / block_name([run.run_id for run in runs])
     at = folder / DONE if runs[0].finished else folder
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
@@ -151,9 +151,9 @@ def add_study(store: Path, name: str, trials: int | Sequence[Mapping[str, Any]] 
     return record
 
 
-def unfinished(store: Path) -> list[Block]:
+def unfinished(store: Path) -> list[StoredBlock]:
     """Blocks of several runs that are in training or were interrupted."""
-    blocks = (block for block in blocks_in(store) if isinstance(block, Block) and not block.done)
+    blocks = (block for block in blocks_in(store) if isinstance(block, StoredBlock) and not block.done)
     return [block for block in blocks if block.folder.name.startswith(PREFIX)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from bench.boards.attention import SHOWN, against, at_loss, over_heads
 from bench.config.run_config import resolve
 from bench.execute import Effort
-from bench.execute.command import results_of
+from bench.execute.request import results_of
 from bench.progress import SweepProgress
 from bench.store.block import CURVE_FIELDS
 from tasks import TASKS
@@ -50,7 +50,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with three seeds of two optimizers on a tiny language model."""
     store = tmp_path_factory.mktemp("observed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TASKS.own, "tiny_lm", replace(tiny_lm.TINY_LM, lanes=True))
+        patch.setitem(TASKS.built_in, "tiny_lm", replace(tiny_lm.TINY_LM, lanes=True))
         for opt, lr in (("sgdm", 0.3), ("adam", 0.01)):
             words = {"task": "tiny_lm", **tiny_lm.SIZES, "opt": opt, "opt.lr": lr, "store": store, "device": "cpu"}
             words |= {"trainer.max_steps": 60, "trainer.observe": 2}

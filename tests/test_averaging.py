@@ -223,7 +223,7 @@ def test_snapshots_are_an_epoch_apart_in_long_runs(steps: int, per_epoch: int, e
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS.own, "net", NET)
+    monkeypatch.setitem(TASKS.built_in, "net", NET)
 
 
 def in_lanes(kind: str) -> dict[str, str]:

@@ -106,7 +106,7 @@ def test_published_methods_are_not_blamed(name: str, names: list[str]) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", OPTIMIZERS.own)
+@pytest.mark.parametrize("name", OPTIMIZERS.built_in)
 def test_the_suites_own_optimizers_pass_all_checks(name: str) -> None:
     report = report_on(name, limit=60)
     assert not failed(report), text(report)

@@ -55,7 +55,7 @@ def test_settings_that_a_run_could_not_follow_are_refused(
     monkeypatch: pytest.MonkeyPatch, cls: str, traits: Traits, settings: dict[str, Any], message: str
 ) -> None:
     spec = OptimizerSpec("extra", f"tests.test_checks:{cls}", "formula", "source", traits=traits)
-    monkeypatch.setitem(OPTIMIZERS.own, "extra", spec)
+    monkeypatch.setitem(OPTIMIZERS.built_in, "extra", spec)
     config = resolve({"task": "synthetic", "opt": "extra", "device": "cpu"} | settings)
     with pytest.raises(UserError, match=re.escape(message)) if message else nullcontext():
         check(config)

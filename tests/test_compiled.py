@@ -63,7 +63,7 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
 
 @needs_compiler
 @pytest.mark.deep
-@pytest.mark.parametrize("opt", OPTIMIZERS.own)
+@pytest.mark.parametrize("opt", OPTIMIZERS.built_in)
 def test_a_compiled_run_equals_the_eager_one(opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt)
 

@@ -151,7 +151,7 @@ def test_recorded_steps_of_lanes_give_the_same_bits(
     task: str, opt: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: list[bool]
 ) -> None:
     words, curves = words_of(task, opt, **{"task.dropout": 0.1, "precision": "32-true"}), []
-    monkeypatch.setitem(tasks.TASKS.own, task, replace(tasks.TASKS[task], lanes=True))
+    monkeypatch.setitem(tasks.TASKS.built_in, task, replace(tasks.TASKS[task], lanes=True))
     for shortest in (1, 10**9):
         monkeypatch.setattr("bench.lanes.engine.REPLAYED_FROM", shortest)
         more = "--seeds", 3, "--engine", "lanes", "--workers", 1, "--store", tmp_path / str(shortest)
@@ -189,7 +189,7 @@ def test_a_lane_that_diverged_is_observed_beside_others(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = words_of("tiny", "sgd", **{"trainer.observe": 2})
-    monkeypatch.setitem(tasks.TASKS.own, "tiny", replace(tasks.TASKS["tiny"], lanes=True))
+    monkeypatch.setitem(tasks.TASKS.built_in, "tiny", replace(tasks.TASKS["tiny"], lanes=True))
     answer = cli("sweep", *words, "--opt.lr", "0.01,1e30", "--engine", "lanes", "--workers", 1, "--store", tmp_path)
     assert answer.code == 0, answer.err
     assert {run.status for run in Store(tmp_path).runs()} == {"completed", "diverged"}

@@ -132,7 +132,7 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         replace(tiny.TINY, lanes=True, precision="64-true"),
         replace(tiny_lm.TINY_LM, precision="64-true"),
     ):
-        monkeypatch.setitem(TASKS.own, spec.name, spec)
+        monkeypatch.setitem(TASKS.built_in, spec.name, spec)
 
 
 # -- results of runs, and how they are compared -----------------------------------------------------------------------
@@ -409,7 +409,7 @@ def way_of(spec: OptimizerSpec) -> str:
 @pytest.fixture
 def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an optimizer registered with `spec`."""
-    monkeypatch.setitem(OPTIMIZERS.own, spec.name, spec)
+    monkeypatch.setitem(OPTIMIZERS.built_in, spec.name, spec)
     return spec.name
 
 
@@ -502,7 +502,7 @@ def numbers(value: Any) -> list[float]:
 def test_a_diverging_lane_ends_early_and_harms_no_other(
     task: str, wild: float, reason: str, way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(OPTIMIZERS.own, "sgd", replace(OPTIMIZERS["sgd"], **way))
+    monkeypatch.setitem(OPTIMIZERS.built_in, "sgd", replace(OPTIMIZERS["sgd"], **way))
     words = {"trainer__max_steps": 40, "task__dropout": 0.0}
     first, gone, last, *others = lanes_of(block(store, task, "sgd", lrs(0.01, wild, 0.02), **words))
     record = gone["record"]

@@ -156,7 +156,7 @@ def test_a_derived_init_std_is_part_of_the_identity() -> None:
         config = resolve(words | options)
         assert config.task_options.get("init_std") == std
         assert config.identity["task_options"].get("init_std") == std
-        again = resolve(settings_of(config.described["config"]), recorded=True)
+        again = resolve(settings_of(config.record_fields["config"]), recorded=True)
         assert (again.run_id, again.task_options) == (config.run_id, config.task_options)
 
 

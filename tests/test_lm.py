@@ -282,7 +282,7 @@ def test_perplexity_equals_a_reference_computation(
     root: Path, store: Path, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference goes token by token, each from the window that predicts it, in float64."""
-    monkeypatch.setitem(TASKS.own, "lm", replace(TASKS["lm"], micro_batch_size=micro))
+    monkeypatch.setitem(TASKS.built_in, "lm", replace(TASKS["lm"], micro_batch_size=micro))
     settings = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
     result = run(settings, progress=False)
     task = trained(settings)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.store.block import name_of
+from bench.store.block import block_name
 from bench.store.files import DONE, RUNS
 from bench.store.reports import StudyRecord, read_report
 from bench.store.stores import Stores
@@ -51,7 +51,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-FIRST = 2.0 if name_of(["c", "d"]) < name_of(["b", "c"]) else 1.0
+FIRST = 2.0 if block_name(["c", "d"]) < block_name(["b", "c"]) else 1.0
 """The loss of run `c` in the block that is read."""
 
 

@@ -29,7 +29,7 @@ each_task = pytest.mark.parametrize("name", SIZES)
 @pytest.fixture(autouse=True)
 def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in (replace(tiny.TINY, lanes=True), tiny_text.TINY_TEXT, tiny_lm.TINY_LM):
-        monkeypatch.setitem(TASKS.own, spec.name, spec)
+        monkeypatch.setitem(TASKS.built_in, spec.name, spec)
 
 
 def settings(name: str, store: Path, **more: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_observation_does_not_change_a_run(name: str, store: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", ["tiny_lm", "tiny"])
 def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) -> None:
     from bench.execute import Effort
-    from bench.execute.command import results_of
+    from bench.execute.request import results_of
     from bench.progress import SweepProgress
 
     rates = (0.01, 0.05)

@@ -53,11 +53,11 @@ def measurements_of(cls: Any) -> dict[str, str]:
 def table() -> str:
     """What `options.json` must hold."""
     more = [spec for spec in vars(readings).values() if isinstance(spec, OptimizerSpec)]
-    skipped = {spec.target: 1 for spec in [*OPTIMIZERS.own.values(), *more]}
-    for spec in TASKS.own.values():
+    skipped = {spec.target: 1 for spec in [*OPTIMIZERS.built_in.values(), *more]}
+    for spec in TASKS.built_in.values():
         skipped |= {spec.data: 2, spec.module: 1}
     options = {target: options_of(target, skip) for target, skip in skipped.items()}
-    measurements = {spec.module: measurements_of(spec.module_cls) for spec in TASKS.own.values() if spec.measure_every}
+    measurements = {s.module: measurements_of(s.module_cls) for s in TASKS.built_in.values() if s.measure_every}
     sections = {"glossary": stored("glossary"), "options": options, "measurements": measurements}
     return json.dumps(sections, indent=1) + "\n"
 
@@ -80,7 +80,7 @@ def test_searched_and_replaced_hyperparameters_exist(name):
     spec = OPTIMIZERS[name]
     by_family = {option for values in spec.by_family.values() for option in values}
     assert {*spec.search, *spec.defaults, *by_family} <= all_optimizer_options(spec, {}).keys()
-    assert spec.by_family.keys() <= {task.family for task in TASKS.own.values()}
+    assert spec.by_family.keys() <= {task.family for task in TASKS.built_in.values()}
     assert all(len(axis) > 1 if isinstance(axis, tuple) else 0 < axis.low < axis.high for axis in spec.search.values())
 
 
@@ -261,7 +261,7 @@ def by_family(monkeypatch):
     """Optimizers with other defaults on images."""
     values = {"muon": {"lr": 0.7, "rest.lr": 0.07}, "adamw": {"lr": 0.5}, "sgdm": {"momentum": 0.6}}
     for name, own in values.items():
-        monkeypatch.setitem(OPTIMIZERS.own, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
+        monkeypatch.setitem(OPTIMIZERS.built_in, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_run_with_a_damaged_table_is_named(store, tmp_path, capsys, command):
 )
 def test_the_command_of_a_row_makes_its_runs(words):
     config = resolve(words | {"device": "cpu"})
-    run = RunResult(**json.loads(json.dumps(config.described)))
+    run = RunResult(**json.loads(json.dumps(config.record_fields)))
     call = parse("fit", shlex.split(fit_words(run))[2:]).keywords
     given = call.pop("settings") | {k: v for k, v in call.items() if k != "command"}
     again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.boards.collect import collect
-from bench.boards.quality import judged
+from bench.boards.quality import measure_and_verdicts
 from bench.results.group import Group, final
 from bench.results.resolution import CONFIDENCE, missed
 from bench.store.stores import Stores
@@ -73,7 +73,7 @@ def test_a_verdict_on_optimizers_needs_more_than_one_on_settings() -> None:
     """The shipped search of muon on sst2 is too coarse for the verdict on the two settings (issue 66)."""
     collected = collect(Stores([], REFERENCE), tasks=["sst2"])
     (problem,) = collected.problems
-    _, verdicts, _ = judged(collected, problem)
+    _, verdicts, _ = measure_and_verdicts(collected, problem)
     (muon,) = (entry for entry in collected.problems[problem] if entry.opt == "muon")
     plain, within = replace(verdicts, within_tuning=False).of(muon), verdicts.of(muon)
     words = [result.words for result in (plain, within)]  # pyright: ignore

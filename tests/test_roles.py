@@ -27,7 +27,7 @@ from optimizers import OPTIMIZERS, ROLES, SPS, LogUniform, Muon, Parameter, glob
 from optimizers.groups import divide
 from optimizers.hybrid import Hybrid, make
 from tasks.core.order import BatchOrder
-from tasks.core.roles import described
+from tasks.core.roles import parameters_with_roles
 from tasks.core.schedule import Schedule
 from tests import tiny, tiny_lm, tiny_text
 from tests.test_lanes import block, fits, gap, lanes_of
@@ -62,7 +62,7 @@ def test_every_parameter_of_a_model_has_its_role(task: str, options: dict[str, s
 def test_any_model_has_roles_by_its_modules() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
     model[1].bias.requires_grad_(False)
-    parameters = described(model, {"3.weight": "head"}, {"1.*": 3})
+    parameters = parameters_with_roles(model, {"3.weight": "head"}, {"1.*": 3})
     assert [(p.name, p.shape, p.role, p.pieces) for p in parameters] == [
         ("0.weight", (5, 4), "embedding", 1),
         ("1.weight", (6, 4), "matrix", 3),
@@ -72,7 +72,7 @@ def test_any_model_has_roles_by_its_modules() -> None:
         ("3.bias", (2,), "vector", 1),
     ]
     with pytest.raises(ValueError, match=r"0\.weight of shape \(5, 4\) cannot be cut into 2"):
-        described(model, {}, {"0.*": 2})
+        parameters_with_roles(model, {}, {"0.*": 2})
 
 
 def test_a_value_by_role_is_part_of_the_identity() -> None:
@@ -313,7 +313,7 @@ def test_faulty_groups_of_a_plug_in_are_reported(
 )
 def test_faulty_roles_and_pieces_are_named(roles_: Any, pieces: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        described(nn.Sequential(nn.Linear(4, 6)), roles_, pieces)
+        parameters_with_roles(nn.Sequential(nn.Linear(4, 6)), roles_, pieces)
 
 
 NAMED = """

@@ -64,7 +64,7 @@ class Kept(Blobs):
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A function that builds a task with such points, like the first run of a process if `first`."""
-    monkeypatch.setitem(TASKS.own, "kept", replace(NET, name="kept", data=Kept))
+    monkeypatch.setitem(TASKS.built_in, "kept", replace(NET, name="kept", data=Kept))
     monkeypatch.setattr(runner, "_loaded", {})
 
     def build(*, first: bool, **words: Any) -> Any:

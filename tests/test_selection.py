@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench.results.selection import above_infimum, best_index, final_value, seed_median, selected
+from bench.results.selection import above_infimum, best_index, final_value, seed_median, selection_value
 from bench.store.record import RunResult
 from bench.text import CONVERGED
 
@@ -39,7 +39,7 @@ def run(final=None, status="completed", metric="loss", excess=None, evaluations=
     ],
 )
 def test_the_value_of_a_run(result, above, final, value):
-    assert (final_value(result, above), selected(result, above)) == (final, value)
+    assert (final_value(result, above), selection_value(result, above)) == (final, value)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def ended(config: RunConfig, score: Score = valley, **changes: Any) -> RunResult
     """The record of a run as if it had been trained."""
     value, metric = score(config.opt_options["lr"]), config.task_spec.metric
     return replace(
-        RunResult(**config.described),
+        RunResult(**config.record_fields),
         status="completed" if value is not None else "diverged",
         metric=metric,
         split="train",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bench.execute.choice
-from bench.config.run_config import RunConfig, decided, resolve
+from bench.config.run_config import RunConfig, resolve, with_device
 from bench.config.values import read_seeds
 from bench.execute.choice import single_step
 from bench.lanes.engine import Lanes
@@ -115,9 +115,9 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
 
 def test_a_timed_step_has_the_dropout_of_training(tmp_path, monkeypatch):
     """Torch's own takes a quarter of a ViT's step on a CPU, so that lanes seemed faster than they are."""
-    monkeypatch.setitem(TASKS.own, "tiny", tiny.TINY)
+    monkeypatch.setitem(TASKS.built_in, "tiny", tiny.TINY)
     words = {"task": "tiny", "opt": "sgd", "task.dropout": 0.5, "store": tmp_path}
-    step, before = single_step(decided(resolve(words))), torch.random.get_rng_state()
+    step, before = single_step(with_device(resolve(words))), torch.random.get_rng_state()
     step()
     assert torch.equal(torch.random.get_rng_state(), before)
 

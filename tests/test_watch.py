@@ -8,7 +8,7 @@ import pytest
 
 from bench.config.run_config import resolve
 from bench.store.record import RunResult
-from bench.train.watch import DIVERGED_FACTOR, Look, Watch, look
+from bench.train.watch import DIVERGED_FACTOR, Summary, Watch, summarize
 from tests.tiny import TINY
 
 NAN, INF = float("nan"), float("inf")
@@ -21,17 +21,17 @@ def rows_of(**columns: Any) -> np.ndarray:
     return np.stack([np.array(columns.get(name, [1.0] * steps), dtype=float) for name in names], axis=1)[:, None]
 
 
-_LOOK = Look(
+_LOOK = Summary(
     steps=4, bad=False, first=1.0, median=1.0, capped=0, skipped=0, last_norm=1.0, norm_before=1.0, greatest_norm=1.0
 )
 
 
-def seen(**changes: Any) -> Look:
+def seen(**changes: Any) -> Summary:
     return replace(_LOOK, **changes)
 
 
 def watch(full_batch: bool = False, **spec: Any) -> Watch:
-    result = RunResult(**resolve({"task": "mnist", "opt": "sgd", "device": "cpu"}).described)
+    result = RunResult(**resolve({"task": "mnist", "opt": "sgd", "device": "cpu"}).record_fields)
     task = replace(TINY, **spec)
     own = {name: getattr(task, name) for name in ("metric", "mode", "target")}
     return Watch(replace(result, select_split="val", **own), full_batch)
@@ -42,8 +42,8 @@ def watch(full_batch: bool = False, **spec: Any) -> Watch:
 
 def test_finite_steps_all_count() -> None:
     rows = rows_of(loss=[5, 1, 4, 2], norm=[3, 2, 1, 7], raw=[2, 2, 2, 2], applied=[2, 1, 2, 1])
-    assert look(rows, full_batch=False) == [Look(4, False, 5.0, 4.0, 2, 0, 7.0, 1.0, 7.0)]
-    assert repr(look(rows[:1], full_batch=True)) == repr([Look(1, False, 5.0, 5.0, 0, 0, 3.0, NAN, 3.0)])
+    assert summarize(rows, full_batch=False) == [Summary(4, False, 5.0, 4.0, 2, 0, 7.0, 1.0, 7.0)]
+    assert repr(summarize(rows[:1], full_batch=True)) == repr([Summary(1, False, 5.0, 5.0, 0, 0, 3.0, NAN, 3.0)])
 
 
 @pytest.mark.parametrize("full_batch", [False, True])
@@ -52,9 +52,9 @@ def test_finite_steps_all_count() -> None:
 def test_steps_count_up_to_the_first_that_is_not_finite(column: str, bad: float, full_batch: bool) -> None:
     values = [1.0, 2.0, bad, 4.0, bad]
     rows = rows_of(**{"loss": [1.0] * 5, "norm": [1.0] * 5, column: values}, raw=[2] * 5, applied=[1] * 5)
-    (found,) = look(rows, full_batch=full_batch)
+    (found,) = summarize(rows, full_batch=full_batch)
     assert (found.steps, found.bad, found.capped) == (3, True, 3)
-    (found,) = look(rows[:2], full_batch=full_batch)
+    (found,) = summarize(rows[:2], full_batch=full_batch)
     assert (found.steps, found.bad, found.capped) == (2, False, 2)
 
 
@@ -66,27 +66,27 @@ def test_in_the_full_batch_steps_count_up_to_the_first_of_the_last_zero_gradient
     norms: list[float], steps: int, last: float
 ) -> None:
     rows = rows_of(loss=[4, 3, 2, 1], norm=norms, raw=[2] * 4, applied=[1] * 4)
-    (found,) = look(rows, full_batch=True)
+    (found,) = summarize(rows, full_batch=True)
     assert (found.steps, found.bad, found.capped, found.last_norm) == (steps, False, steps, last)
     assert found.median == sorted([4, 3, 2, 1][:steps])[steps // 2]
-    (found,) = look(rows, full_batch=False)
+    (found,) = summarize(rows, full_batch=False)
     assert (found.steps, found.median, found.last_norm) == (4, 3, norms[-1])
 
 
 def test_a_cap_that_equals_the_step_does_not_bind_and_nan_is_no_cap() -> None:
-    (found,) = look(rows_of(raw=[1, 2, INF, NAN, 1], applied=[1, 1, 1, 1, NAN]), full_batch=False)
+    (found,) = summarize(rows_of(raw=[1, 2, INF, NAN, 1], applied=[1, 1, 1, 1, NAN]), full_batch=False)
     assert found.capped == 2
 
 
 def test_under_a_scaler_an_overflowed_gradient_is_a_skipped_step() -> None:
     rows = rows_of(norm=[INF, 1, NAN, 1], raw=[0, 1, 0, 1], applied=[0, 1, 0, 1])
-    (found,) = look(rows, full_batch=False, scaled=True)
+    (found,) = summarize(rows, full_batch=False, scaled=True)
     assert (found.steps, found.bad, found.skipped) == (4, False, 2)
-    (found,) = look(rows, full_batch=False)
+    (found,) = summarize(rows, full_batch=False)
     assert (found.steps, found.bad, found.skipped) == (1, True, 1)
-    (found,) = look(rows_of(loss=[1, NAN, 1], norm=[INF, 1, INF]), full_batch=False, scaled=True)
+    (found,) = summarize(rows_of(loss=[1, NAN, 1], norm=[INF, 1, INF]), full_batch=False, scaled=True)
     assert (found.steps, found.bad, found.skipped) == (2, True, 1)
-    (found,) = look(rows_of(norm=[1, INF, 0]), full_batch=True, scaled=True)
+    (found,) = summarize(rows_of(norm=[1, INF, 0]), full_batch=True, scaled=True)
     assert (found.steps, found.bad, found.skipped) == (3, False, 1)
 
 
@@ -96,8 +96,8 @@ def test_runs_are_looked_at_each_for_itself(full_batch: bool, scaled: bool) -> N
     draw = np.random.default_rng(0)
     rows = draw.choice([0.0, 1.0, 2.0, NAN, INF], size=(5, 300, 4), p=[0.3, 0.3, 0.3, 0.05, 0.05])
     rows[2:, :50, 1] = 0
-    alone = [look(rows[:, i : i + 1], full_batch=full_batch, scaled=scaled)[0] for i in range(300)]
-    assert repr(look(rows, full_batch=full_batch, scaled=scaled)) == repr(alone)
+    alone = [summarize(rows[:, i : i + 1], full_batch=full_batch, scaled=scaled)[0] for i in range(300)]
+    assert repr(summarize(rows, full_batch=full_batch, scaled=scaled)) == repr(alone)
     assert len({found.steps for found in alone}) == 5
     assert {found.bad for found in alone} == {False, True}
 
@@ -145,7 +145,7 @@ def test_a_step_that_alone_takes_the_gradient_to_zero_is_noted(norms: list[float
             resumed = watch(full_batch)
             resumed.load_state_dict(run.state_dict())
             run = resumed
-            (found,) = look(rows_of(norm=norms[first : first + cut]), full_batch=full_batch, scaled=True)
+            (found,) = summarize(rows_of(norm=norms[first : first + cut]), full_batch=full_batch, scaled=True)
             run.take(found)
         assert run.result.saturated_at == (step if full_batch else None)
         assert run.result.steps == len(norms)

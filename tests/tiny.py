@@ -46,4 +46,4 @@ ROOT = Path(__file__).parent.parent
 
 def register(spec: TaskSpec = TINY) -> None:
     """Register a task in this process."""
-    TASKS.own[spec.name] = spec
+    TASKS.built_in[spec.name] = spec

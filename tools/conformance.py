@@ -71,7 +71,7 @@ def main() -> None:
     if not python.exists():
         install(args.environment, python)
     if python.parent == Path(sys.executable).parent:  # this process has the packages
-        names = [*OPTIMIZERS.own, *(name for module in ("torch.optim", *PACKAGES.values()) for name in public(module))]
+        names = [*OPTIMIZERS.built_in, *(n for module in ("torch.optim", *PACKAGES.values()) for n in public(module))]
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / "README.md").write_text(introduction() + markdown([board(names)]), "utf-8")
         return
@@ -112,7 +112,8 @@ def board(names: Sequence[str], only: Sequence[str] | None = None) -> Board:
         reports = list(pool.map(checked, names))
     matrix, failures = list[Any](), list[Any]()
     for report in sorted(reports, key=lambda report: (not is_built(report), len(report.serious), len(failed(report)))):
-        package = f"bench {version('attention-optimizer-bench')}" if report.name in OPTIMIZERS.own else report.package
+        is_built_in = report.name in OPTIMIZERS.built_in
+        package = f"bench {version('attention-optimizer-bench')}" if is_built_in else report.package
         faults, less = len(report.serious), len(failed(report)) - len(report.serious)
         counts = (faults, less) if is_built(report) else ("not built", None)
         words = [WORDS[verdict["verdict"]] for verdict in report.verdicts]

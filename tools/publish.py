@@ -20,7 +20,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from bench.api.experiments import RESULTS as PAPERS
-from bench.boards.collect import Collected, capped, collect
+from bench.boards.collect import Collected, capped_trials, collect
 from bench.boards.explain import tried
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
@@ -32,7 +32,7 @@ from bench.plots.curves import curves
 from bench.plots.panels import Figure
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
-from bench.store.record import RunResult, made_on
+from bench.store.record import RunResult, machines_and_versions
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.sweeps import sensitivity
@@ -205,7 +205,7 @@ def details(runs: Collected) -> str:
     notes = [f"No verdict for {listed(opts)} on {task}: {why}." for (task, why), opts in reasons.items()]
     notes += [f"{study.opt} has no row on {study.task}: {why}." for study, why in runs.unranked]
     every = [run for entries in runs.problems.values() for entry in entries for run in entry.runs.values()]
-    notes.append(f"Machines and versions: {made_on(every)}.")
+    notes.append(f"Machines and versions: {machines_and_versions(every)}.")
     return "\n".join([*lines, "", *wrap(" ".join(notes), 120), "", "**Set-up**", "", *_set_up(runs), ""])
 
 
@@ -251,7 +251,7 @@ def _search(study: StudyRecord, options: Mapping[str, Any], runs: Collected) -> 
         if name not in searched and value is not None and value is not False
     }
     hours = f"{sum(run.wall_s for run in runs.trial_runs(study)) / 3600:.2g}"
-    excluded = capped(study, runs.by_id)
+    excluded = capped_trials(study, runs.by_id)
     notes = [f"chosen at the edge: {listed(study.edges)}"] * bool(study.edges)
     notes += [f"{counted(excluded, 'setting')} excluded by the cap"] * bool(excluded)
     ends = "; ".join(f"{name} {ends}" for name, ends in searched.items())

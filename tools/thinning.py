@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.store.block import Columns, name_of
+from bench.store.block import Columns, block_name
 from bench.store.files import DONE
 from bench.store.record import RunResult
 from bench.store.reports import write_report
@@ -39,7 +39,7 @@ def copy(stores: Stores, runs: Sequence[RunResult], to: Path, points: int = 200)
     studies = [study for study in stores.studies if study.run_ids & ids]
     trials = {run_id for study in studies for run_id in study.run_ids}
     for block in blocks.values():
-        done = to / name_of([run.run_id for run in block]) / DONE
+        done = to / block_name([run.run_id for run in block]) / DONE
         done.mkdir(parents=True)
         tables = [stores.tables(run.run_id) for run in block]
         write_block(done, [_thin(*pair, points, run_ids=trials) for pair in zip(block, tables, strict=True)])

@@ -36,7 +36,7 @@ def quickstart(*, out: Place = "quickstart.png", store: Place | None = None, pro
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort
-        from bench.execute.command import results_of
+        from bench.execute.request import results_of
         from bench.plots.theme import check_ending
         from bench.progress import SweepProgress
 
@@ -109,7 +109,7 @@ def reproduce(
         raise UserError("name an experiment: bench reproduce NAME; see `bench list experiments`")
     check_known("experiment", [name], experiments())
     with doing("reading the experiment"):
-        from bench.execute.command import dry_run
+        from bench.execute.request import dry_run
         from bench.papers import reproduce as papers
         from bench.papers.reproduction import Version, as_json, claim_lines
 

@@ -18,7 +18,7 @@ from bench.config.files import Sources, TunedBy, origin_of, tuned_file
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.values import Seeds, read_seeds
 from bench.errors import RunBroke, UserError
-from bench.execute import command as runs
+from bench.execute import request
 from bench.execute.blocks import check_all
 from bench.output import Answer, check_output, note
 from bench.progress import SweepProgress, doing
@@ -39,7 +39,7 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> Run | R
     if several is None:
         for name in call.efforts:
             raise UserError(f"--{name} is for several runs; give --seeds too, or leave it out")
-        return _dry_run(config) if call.dry_run else _one(config, sources, call, rerun=rerun)
+        return _dry_run(config) if call.dry_run else _single_run(config, sources, call, rerun=rerun)
     for name, value in (("seed", words.get("seed")), ("rerun", rerun or None)):
         if value is not None:
             raise UserError(f"--{name} is for one run; remove it or --seeds")
@@ -47,9 +47,9 @@ def fit(call: Call, seeds: Seeds | None, *, tuned: bool, rerun: bool) -> Run | R
     configs = [on_device(config).model_copy(update=dict.fromkeys(seeded, seed)) for seed in several]
     check_all(configs, early=True)
     if call.dry_run:
-        return runs.dry_run(configs, call.effort, [{"seed": seed} for seed in several])
+        return request.dry_run(configs, call.effort, [{"seed": seed} for seed in several])
     view = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=call.progress)
-    results = runs.results_of(configs, view, call.effort, plan="fit", sources=sources)
+    results = request.results_of(configs, view, call.effort, plan="fit", sources=sources)
     return Runs([Run(result, config.store) for result in results])
 
 
@@ -92,7 +92,7 @@ def _sources_of(configs: Iterable[RunConfig]) -> Sources:
     return sources
 
 
-def _one(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> Run:
+def _single_run(config: RunConfig, sources: Sources, call: Call, *, rerun: bool) -> Run:
     """The stored run, or a new one."""
     if config.trainer.ranks > 1 and call.command is None:
         why = "a run with several processes restarts its command; use `bench fit`, and `bench.load` for the result"
@@ -139,7 +139,7 @@ def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool)
     if call.dry_run:
         settings = [settings_of(config.model_dump()) for config in configs]
         names = ("opt", *varied, "seed")
-        return runs.dry_run(configs, call.effort, ({k: s[k] for k in names if k in s} for s in settings))
+        return request.dry_run(configs, call.effort, ({k: s[k] for k in names if k in s} for s in settings))
     if folder is None and call.command is not None:  # the hash identifies the set of runs
         digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()[:8]
         opts = "-".join(dict.fromkeys(slug(config.opt) for config in configs))[:60].rstrip("-")
@@ -149,7 +149,7 @@ def sweep(call: Call, seeds: Sequence[int], folder: Path | None, *, tuned: bool)
     store, mode, failed = configs[0].store, configs[0].task_spec.mode, None
     try:
         view = SweepProgress(f"sweep {configs[0].task}", mode, enabled=call.progress)
-        results = runs.results_of(configs, view, call.effort, plan="sweep", sources=sources)
+        results = request.results_of(configs, view, call.effort, plan="sweep", sources=sources)
     except RunBroke as error:
         contents = Contents([store], [config.run_id for config in configs])
         results = [run for config in configs if (run := contents.get(config.run_id)) is not None]

@@ -17,7 +17,7 @@ from bench.output import Answer, check_output, note, write
 from bench.progress import doing
 from bench.results.group import Group
 from bench.results.render import as_json, markdown, printed
-from bench.store.record import made_on
+from bench.store.record import machines_and_versions
 from bench.text import counted, duration, listed, options_text
 from bench.tuning import suite as suites
 from bench.tuning import tuned
@@ -86,8 +86,9 @@ def suite(file: str, call: Call, out: Path) -> Answer:
     board, figure = _ladder(members[0], sized)
     if any(result.todo for result in results):
         board.notes.append("not finished: the same command trains the missing runs")
-    made = f"Made by `bench suite {Path(file).name}`; {made_on([run for result in results for run in result.fresh])}."
-    write(out / "ladder.md", f"# {title}\n\n{made}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
+    machines = machines_and_versions([run for result in results for run in result.fresh])
+    origin = f"Made by `bench suite {Path(file).name}`; {machines}."
+    write(out / "ladder.md", f"# {title}\n\n{origin}\n\n![steps at equal loss](ladder.png)\n\n{markdown([board])}")
     for ending in (".png", ".pdf"):
         write(out / f"ladder{ending}", figure.picture(ending))
     text = [title, *lines, "", printed([board])]
@@ -115,8 +116,8 @@ def crew_of(todo: Todo, call: Call) -> "Crew":
         check_early(config)
     check_engine(call.effort.engine, configs)
     check_places(configs)
-    if some := dict.fromkeys(c.opt for c in configs if c.trainer.is_scheduled and c.traits.unscheduled):
-        note(f"--trainer.schedule has no effect on {listed([*some])}: it needs none")
+    if idle := dict.fromkeys(c.opt for c in configs if c.trainer.is_scheduled and c.traits.unscheduled):
+        note(f"--trainer.schedule has no effect on {listed([*idle])}: it needs none")
     if call.effort.cluster is not None:
         return Crew(call.effort, configs[0])
     return min((Crew(call.effort, config) for config in configs), key=lambda crew: crew.shares)

@@ -9,7 +9,7 @@ from itertools import groupby, product
 from typing import Any
 
 from bench.boards import rows
-from bench.boards.rows import Entry, Problem, by_problem, capped
+from bench.boards.rows import Entry, Problem, by_problem, capped_trials
 from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
@@ -26,7 +26,7 @@ NO_ROWS = "no optimizer has finished runs at one setting here; `bench list runs`
 _MORE = "--settings all shows all"
 
 Tables = Callable[[str, str], Mapping[str, Columns]]
-"""A run's tables by its id, with the columns that match a regular expression (`Store.tables`)."""
+"""A run's tables by its id, with the columns that match a regular expression (`Contents.tables`)."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Collected:
     def ours(self) -> frozenset[str]:
         """The optimizers that the suite lacks, else those with runs beside the shipped ones; none if that is all."""
         opts = {entry.opt for entry in self.chosen if not entry.community}
-        ours = opts - {*OPTIMIZERS.own} or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
+        ours = opts - {*OPTIMIZERS.built_in} or {entry.opt for entry in self.chosen if entry.shipped < len(entry.runs)}
         return frozenset(ours if ours != opts else ())
 
     def excluded(self, problem: Problem) -> dict[str, str]:
@@ -136,7 +136,7 @@ def collect(
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
         submissions = {stores.community.get(run.run_id, "") for run in entry.runs.values()}
         entry.community = ", ".join(sorted(submissions - {""}))
-        entry.excluded = capped(entry.study, by_id) if entry.study else 0
+        entry.excluded = capped_trials(entry.study, by_id) if entry.study else 0
     used = {run.run_id for entry in entries for run in entry.runs.values()}
     tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
     left = [run for run in runs if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
@@ -199,7 +199,7 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     """The reason why a study has no row; None if it has one."""
     n = len(study.trials)
     if study.winner is None:
-        is_capped = n and capped(study, by_id) == n
+        is_capped = n and capped_trials(study, by_id) == n
         return f"its cap excluded all {n} tried settings" if is_capped else f"no trial of {n} has a score"
     if study.winner not in by_id:
         return "the runs of its trials are not in these stores, so its winner is unknown"
@@ -236,7 +236,7 @@ def _chosen(entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
     for problem, ranked in by_problem(entries).items():
         groups = [(what, what, ranked) for what in rows.VERSIONS]
-        for entry, what in product(ranked, rows.OWN_VERSIONS):
+        for entry, what in product(ranked, rows.ENTRY_VERSIONS):
             groups.append((what, f"optimizer {entry.options.get(REST) if what == REST else entry.opt}", [entry]))
         for what, subject, group in groups:
             free, runs = shipped if what in rows.LIBRARIES else (), [run for e in group for run in e.runs.values()]

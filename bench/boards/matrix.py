@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.boards.collect import Collected, Problem
-from bench.boards.quality import judged
+from bench.boards.quality import measure_and_verdicts
 from bench.boards.shared import NAME
 from bench.results.render import text
 from bench.results.sequential import WITHIN_TUNING, Comparison
@@ -47,7 +47,7 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
     """
     rows = defaultdict[str, dict[Problem, Verdict]](dict)
     for problem, entries in collected.problems.items():
-        metric, verdicts, _ = judged(collected, problem)
+        metric, verdicts, _ = measure_and_verdicts(collected, problem)
         for entry in entries:
             row, mean = verdicts.values(entry), metric.mean(entry) or entry.lost
             words = row["verdict"] or collected.no_reference(problem)
@@ -101,7 +101,7 @@ def short_names(problems: Sequence[Problem]) -> dict[Problem, str]:
 
 def headline(collected: Collected, problem: Problem) -> str:
     """The result of a problem on the board `quality` in one or two sentences."""
-    metric, verdicts, reason = judged(collected, problem)
+    metric, verdicts, reason = measure_and_verdicts(collected, problem)
     ordered, ref = verdicts.ordered(collected.problems[problem]), verdicts.ref
     if ref is None:
         best = "no entry has a comparable mean"

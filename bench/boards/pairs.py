@@ -3,7 +3,7 @@
 from itertools import count
 
 from bench.boards.collect import Collected, Entry, Problem
-from bench.boards.quality import judged
+from bench.boards.quality import measure_and_verdicts
 from bench.boards.shared import COLORS, NAME, SEEDS
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
@@ -22,7 +22,7 @@ def pairs(collected: Collected) -> Board:
 
 
 def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
-    _, verdicts, floor = judged(collected, problem)
+    _, verdicts, floor = measure_and_verdicts(collected, problem)
     ordered = verdicts.ordered(entries)
     refused = {entry.name: why for entry in ordered if (why := entry.refused or verdicts.obstacle(entry))}
     sound = [entry for entry in ordered if entry.name not in refused]

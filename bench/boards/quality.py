@@ -41,7 +41,7 @@ def quality(collected: Collected) -> Board:
 
 
 def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
-    metric, verdicts, at_floor = judged(collected, problem)
+    metric, verdicts, at_floor = measure_and_verdicts(collected, problem)
     ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
     rows, silent = dict[Entry, dict[str, Any]](), defaultdict[str, list[str]](list)
     for entry in verdicts.ordered(entries):
@@ -84,7 +84,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
     return board_table(problem.name, columns, rows, notes)
 
 
-def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
+def measure_and_verdicts(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
     """The final metric, the verdicts, and the reason if they use another measure.
 
     The metric is a suboptimality gap, on a logarithmic scale, if the infimum of the reference's runs (of all runs

@@ -26,9 +26,9 @@ KINDS = ("tuned", "default", "by hand")
 LIBRARIES = ("torch", "lightning")
 VERSIONS = ("task", "task_package", "contents", *LIBRARIES)
 """Versions that must be equal within a problem; those of libraries may differ from reference results."""
-OWN_VERSIONS = ("opt", "opt_package", "rest")  # that must be equal within an entry
+ENTRY_VERSIONS = ("opt", "opt_package", "rest")  # that must be equal within an entry
 REFERENCES = ("adamw", "gd")  # by default, for mini-batches and for full batches; ours
-Place = tuple[str, str, str, str]
+EntryKey = tuple[str, str, str, str]
 """Keys of an entry: problem, optimizer, source (a changed file is another optimizer) and settings."""
 
 
@@ -114,7 +114,7 @@ class Entry(Group):
     def versions(self) -> dict[str, list[str]]:
         """Versions that affect the result, by component."""
         every = [run.versions for run in self.runs.values()]
-        names = [name for name in (*VERSIONS, *OWN_VERSIONS) if any(name in versions for versions in every)]
+        names = [name for name in (*VERSIONS, *ENTRY_VERSIONS) if any(name in versions for versions in every)]
         return {name: sorted({str(versions.get(name, "unknown")) for versions in every}) for name in names}
 
 
@@ -124,27 +124,27 @@ def entries_of(
     """All entries, without runs of trials and of unfinished studies, and others on the winner's tuning seeds."""
     trials = {run_id for study in studies for run_id in study.run_ids}
     tuning_seeds = {study.name: study.seeds for study in studies}
-    winners, groups = defaultdict[Place, list[StudyRecord]](list), defaultdict[Place, list[RunResult]](list)
+    winners, groups = defaultdict[EntryKey, list[StudyRecord]](list), defaultdict[EntryKey, list[RunResult]](list)
     for study in sorted(studies, key=lambda study: (-len(study.trials), study.name)):
         if (winner := by_id.get(study.winner or "")) is not None:
-            winners[_place(winner)].append(study)
+            winners[_entry_key(winner)].append(study)
     for run in (run for run in runs if run.run_id not in trials):
-        place, planned, seed = _place(run), run.planned_study, run.config["seed"]
-        won = winners.get(place, [])
+        entry_key, planned, seed = _entry_key(run), run.planned_study, run.config["seed"]
+        won = winners.get(entry_key, [])
         # A study without a record has not ended, so its runs count only at settings that another study chose.
-        cut = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
-        if not cut and not any(seed in study.seeds for study in won):
-            groups[place].append(run)
-    problems = _problems({place[0]: group[0] for place, group in reversed(groups.items())})
-    entries = {p: _entry(p, group, problems[p[0]], winners.get(p, [])) for p, group in groups.items()}
+        excluded = planned is not None and (seed in tuning_seeds[planned] if planned in tuning_seeds else not won)
+        if not excluded and not any(seed in study.seeds for study in won):
+            groups[entry_key].append(run)
+    problems = _problems({entry_key[0]: group[0] for entry_key, group in reversed(groups.items())})
+    entries = {k: _entry(k, group, problems[k[0]], winners.get(k, [])) for k, group in groups.items()}
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
 
 
-def _entry(place: Place, group: Sequence[RunResult], problem: Problem, won: list[StudyRecord]) -> Entry:
-    """The entry of these runs; of several with the same seeds, the first one of the highest `_standing`."""
+def _entry(entry_key: EntryKey, group: Sequence[RunResult], problem: Problem, won: list[StudyRecord]) -> Entry:
+    """The entry of these runs; of several with the same seeds, the first one of the highest `_precedence`."""
     runs = dict[Seed, RunResult]()
     for run in (run for run in group if run.finished):
-        runs[seed_of(run)] = max(runs.get(seed_of(run), run), run, key=_standing)
+        runs[seed_of(run)] = max(runs.get(seed_of(run), run), run, key=_precedence)
     default = not any(name.startswith("opt.") for name in group[0].chosen)
     tuned = won or (not default and any(run.tuned_by for run in group))
     return Entry(
@@ -152,23 +152,23 @@ def _entry(place: Place, group: Sequence[RunResult], problem: Problem, won: list
         others=Counter(run.status for run in group if not run.finished),
         pending=min((seed_of(r) for r in group if r.status == "running" and seed_of(r) not in runs), default=None),
         problem=problem,
-        opt=place[1],
-        name=place[1],
+        opt=entry_key[1],
+        name=entry_key[1],
         options=group[0].config["opt_options"],
         kind="tuned" if tuned else "default" if default else "by hand",
-        source=place[2],
+        source=entry_key[2],
         studies=won,
     )
 
 
-def _standing(run: RunResult) -> list[Any]:
+def _precedence(run: RunResult) -> list[Any]:
     """Sort key of runs with the same seeds: a full budget, then observations, then newer versions."""
     versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
     observed = run.config["trainer"].get("observe") is not None  # the same run with more information
     return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
 
 
-def _place(run: RunResult) -> Place:
+def _entry_key(run: RunResult) -> EntryKey:
     package = str(run.versions.get("opt_package"))
     opt, source = bare(run.config["opt"]), package if "file" in package else ""
     return problem_key(run), opt, source, _key(run.config["opt_options"])
@@ -218,7 +218,7 @@ def differing(entry: Entry, entries: Sequence[Entry]) -> str:
     return ", ".join(words + [entry.source] * (len({other.source for other in others}) > 1))
 
 
-def capped(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
+def capped_trials(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
     """The number of trials that are excluded because a cap set nearly all of their steps."""
     return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in study.trials)
 

@@ -1,4 +1,4 @@
-"""Common parts of boards: names and flags of rows, their order, verdicts against the reference, noise of tuning.
+"""Common parts of boards: their columns, verdicts against the reference, and what tuning adds to intervals.
 
 A row depends only on itself and on the fixed reference, not on other rows.
 """
@@ -14,7 +14,7 @@ from bench.results import stats
 from bench.results.group import Measure
 from bench.results.resolution import missed
 from bench.results.retuning import Ends, tuning_variance
-from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selected
+from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selection_value
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, WITHIN_TUNING, Comparison, advice
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
@@ -110,14 +110,14 @@ class Verdicts:
         }
 
     @property
-    def named(self) -> str:
+    def reference_name(self) -> str:
         """The reference."""
         return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.kind})"
 
     @property
     def scale(self) -> str:
         """Description of effects."""
-        return f"{'ratio to' if self.measure.log else 'gain over'} {self.named}"
+        return f"{'ratio to' if self.measure.log else 'gain over'} {self.reference_name}"
 
     @property
     def better(self) -> str:
@@ -130,7 +130,7 @@ class Verdicts:
         """The columns of each row's verdict and effect."""
         effect = f"{self.measure.words}, paired by seed: median with an interval (96 % or more); {self.better}"
         return [
-            Column("verdict", f"against {self.named}", _VERDICT_HELP, colors=COLORS),
+            Column("verdict", f"against {self.reference_name}", _VERDICT_HELP, colors=COLORS),
             Column("won", "won", "number of common seeds on which it is better"),
             Column("effect", self.scale, effect),
             Column("more", "decided at", "seeds that decided the verdict; for an open one, an estimated range (80 %)"),
@@ -149,7 +149,7 @@ def may_have_missed(entry: Entry, measure: Measure) -> float | None:
     def cost(value: float) -> float:
         return (math.log(max(value, CONVERGED)) if measure.log else value) * (1 if measure.mode == "min" else -1)
 
-    fresh = [selected(run, measure.log) for run in entry.runs.values()]
+    fresh = [selection_value(run, measure.log) for run in entry.runs.values()]
     trials = [(trial["point"], cost(trial["score"])) for trial in study.trials if trial["score"] is not None]
     known = [cost(value) for value in fresh if value is not None]
     if len(known) < 2:
@@ -198,7 +198,7 @@ def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple
     if winner is None:
         return None
     above = above_infimum([run for row in runs for run in row.values()])
-    free = [bool(row) and not is_capped(row.values()) for row in runs]  # None for a setting that cannot be chosen
-    scores = [[selected(row[s], above) if ok else None for s in seeds] for row, ok in zip(runs, free, strict=True)]
+    scored = [{} if is_capped(row.values()) else row for row in runs]  # none of a setting that cannot be chosen
+    scores = [[selection_value(row[seed], above) if row else None for seed in seeds] for row in scored]
     finals = [[measure.scaled(measure.of(row[seed])) if row else None for seed in seeds] for row in runs]
     return scores, finals, winner

@@ -52,13 +52,13 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
 
     def mean(name: str, runs: Sequence[RunResult]) -> Interval | str | None:
         values = [facts[run.run_id][name] for run in runs]
-        some = 0 < (missing := values.count(None)) < len(values)
-        return f"{missing} of {len(values)} runs have none" if some else mean_interval(values)
+        is_partial = 0 < (missing := values.count(None)) < len(values)
+        return f"{missing} of {len(values)} runs have none" if is_partial else mean_interval(values)
 
     # Runs without readable measurements are left out.
-    kept = {e: replace(e, runs={s: run for s, run in e.runs.items() if facts[run.run_id]}) for e in every}
-    shown = [kept[entry] for entry in entries if kept[entry].runs]
-    ref = kept[ref] if ref is not None and kept[ref].runs else None
+    measured = {e: replace(e, runs={s: run for s, run in e.runs.items() if facts[run.run_id]}) for e in every}
+    shown = [measured[entry] for entry in entries if measured[entry].runs]
+    ref = measured[ref] if ref is not None and measured[ref].runs else None
     verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
     rows = dict[Entry, dict[str, Any]]()
     for entry in verdicts.ordered(shown) if column else shown:

@@ -23,7 +23,7 @@ from bench.errors import UserError
 from bench.results.render import csv_text, json_text, markdown_table, shown, table_lines
 from bench.results.table import Column, Table
 from bench.store.block import CURVE_FIELDS
-from bench.store.files import DONE, Damaged, is_there
+from bench.store.files import DONE, Damaged, is_file
 from bench.store.stores import Stores
 from bench.text import clean, plain, strict_json
 
@@ -181,7 +181,7 @@ def _read_files(con: "DuckDBPyConnection", stores: Stores, name: str, damaged: d
         if place not in sound and block.done:
             try:
                 block.tables(next(iter(block.runs)))
-                sound[place] = is_there(place)
+                sound[place] = is_file(place)
             except Damaged as error:
                 sound[place], damaged[str(block.folder)] = False, error
         if sound.get(place):  # some of a block's runs may be read from other blocks

@@ -175,12 +175,12 @@ def _run_of(optimizer: Subject) -> Iterator[Any]:
     from bench.check.task import TaskSubject  # Lightning takes seconds to import
 
     name = "bench_check_subject"
-    OPTIMIZERS.own[name] = optimizer.spec
+    OPTIMIZERS.built_in[name] = optimizer.spec
     try:
         by = {f"opt.{k}": v for k, v in optimizer.arguments.items()}
         yield TaskSubject("synthetic", {"T": 4}, by={"opt": name, **by})
     finally:
-        del OPTIMIZERS.own[name]
+        del OPTIMIZERS.built_in[name]
 
 
 @failing("results")

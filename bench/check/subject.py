@@ -188,8 +188,8 @@ def spec_of(target: Any) -> OptimizerSpec:
         return OPTIMIZERS[target]
     if not isinstance(target, type):
         raise UserError(f"{target!r} is no optimizer: give a class, a functools.partial of one, a spec or a name")
-    made = OPTIMIZERS.make(target.__name__, target, f"{target.__module__}:{target.__qualname__}")
-    spec = replace(made, target=target)  # a class inside a function has no name to import
+    spec = OPTIMIZERS.make(target.__name__, target, f"{target.__module__}:{target.__qualname__}")
+    spec = replace(spec, target=target)  # a class inside a function has no name to import
     spec.__dict__["cls"] = adapted(target)
     return spec
 

@@ -41,7 +41,7 @@ def optimizer(spec: OptimizerSpec) -> Answer:
 def task(spec: TaskSpec) -> Answer:
     """The metric, the budget, the measurements and the options of a task."""
     facts, options = {name: getattr(spec, name) for name in _FACTS}, task_options(spec)
-    about = {"kind": "task", "name": spec.own_name or spec.name, "title": spec.title, "version": spec.version}
+    about = {"kind": "task", "name": spec.display_name or spec.name, "title": spec.title, "version": spec.version}
     lines = wrapped_lines(f"{about['name']} (version {spec.version}): {spec.title}", "", "  ")
     lines += [*_facts(facts), ""]
     if spec.measure_every:

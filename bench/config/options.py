@@ -209,7 +209,7 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     name = given.get(REST, spec.rest)
     if is_none(name):
         return None
-    check_known(f"--opt.{REST}", [str(name)], [known for known, other in OPTIMIZERS.own.items() if other.rest is None])
+    check_known(f"--opt.{REST}", [str(name)], [known for known, s in OPTIMIZERS.built_in.items() if s.rest is None])
     return str(name)
 
 

@@ -136,14 +136,14 @@ class RunConfig(BaseModel):
         return id_of(self.task, self.opt, self.identity)
 
     @property
-    def described(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """The fields of a record (`RunResult`) that the configuration determines."""
         spec = self.task_spec
         return {
             "run_id": self.run_id,
             "config": plain(self.model_dump(mode="json", exclude={"data", "store", "logger"})),
             "identity": self.identity,
-            "task_name": spec.own_name,
+            "task_name": spec.display_name,
             "problem": self.problem,
             "chosen": self.chosen,
             **{name: getattr(spec, name) for name in ("metric", "mode", "scale", "target")},
@@ -240,7 +240,7 @@ def resolve(
         UserError: a name is unknown or a value illegal.
     """
     settings = {**(fallback or {}), **(flatten_yaml(config) if config else {}), **words}
-    task, opt = name_in("task", settings), name_in("opt", settings)
+    task, opt = take_name("task", settings), take_name("opt", settings)
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
@@ -281,7 +281,7 @@ def resolve(
     )
 
 
-def name_in(key: str, settings: dict[str, Any]) -> str:
+def take_name(key: str, settings: dict[str, Any]) -> str:
     """Take the name of the task or the optimizer from the settings; UserError if there is not exactly one."""
     name = settings.pop(key, None)
     if isinstance(name, bool | list):  # `opt: no` of a YAML file, which is a boolean
@@ -299,7 +299,7 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def decided(config: RunConfig) -> RunConfig:
+def with_device(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` resolved on this machine; other devices are not checked."""
     if config.device != "auto":
         return config
@@ -313,7 +313,7 @@ def decided(config: RunConfig) -> RunConfig:
 
 def on_device(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` resolved; UserError if the machine has too few such devices."""
-    config = decided(config)
+    config = with_device(config)
     if config.device != "cpu":
         import torch
 

@@ -74,14 +74,14 @@ class Together:
                 [[places[i] for i in group.indices if i in places] for group in part.groups] for part in self.parts
             ]
 
-            def one(grads: Any, state: Any, params: Any, loss: Tensor, varying: Any, norms: Any) -> Any:
+            def update_lane(grads: Any, state: Any, params: Any, loss: Tensor, varying: Any, norms: Any) -> Any:
                 given = dict(zip(self.keywords, norms, strict=True))
                 hparams = {name: values | varying[name] for name, values in self.shared.items()}
                 if self._plain:
                     return self.parts[0].spec.pure_update(grads, state, params, loss, hparams["0.0"], **given)
                 return self._joined(groups, grads, state, params, loss, hparams, given)
 
-            self._updates[names] = Replay(vmap(one)) if self._replayed else vmap(one)
+            self._updates[names] = Replay(vmap(update_lane)) if self._replayed else vmap(update_lane)
         return self._updates[names]
 
     def _joined(
@@ -177,13 +177,13 @@ def have_pure_update(parts: Sequence[Part]) -> bool:
     Plug-ins are not applied group by group: their updates may combine all gradients. A constructor without a number as
     `lr` is not supported, since schedules and curves of lanes need one.
     """
-    one = len(parts) == 1 and len(parts[0].groups) == 1
+    is_single = len(parts) == 1 and len(parts[0].groups) == 1
     return all(
         part.spec.pure_update is not None
         and inspect.signature(part.spec.cls).parameters.get("lr", _NO_LR).default is not None
         and part.spec.groups is None
         and (len(part.groups) == 1 or not part.spec.traits.coupled)
-        and (one or part.spec.package is None)
+        and (is_single or part.spec.package is None)
         for part in parts
     )
 

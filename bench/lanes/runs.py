@@ -21,13 +21,13 @@ from bench.store.record import RunResult
 from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
 from bench.text import counted
-from bench.train.callbacks import Watcher
+from bench.train.callbacks import BaseRecorder
 from bench.train.checkpoints import STEPS, usable_steps
-from bench.train.memory import ran_out
-from bench.train.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
+from bench.train.memory import peak_memory, ran_out
+from bench.train.runner import StepRanges, build, make_trainer, new_result, quiet
 from bench.train.stop import StopRequest
 from bench.train.training_plan import make_plan
-from bench.train.watch import Watch, look
+from bench.train.watch import Watch, summarize
 
 Grid = Sequence[Sequence[RunConfig]]
 """Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share one `block_key`."""
@@ -141,7 +141,7 @@ def train_block(
     return results
 
 
-class LanesRecorder(Watcher):
+class LanesRecorder(BaseRecorder):
     """Fills the records of many runs while they train together, and decides when each of them ends.
 
     A lane's seconds are its share of the program's time: each interval is divided by the number of lanes that trained.
@@ -189,10 +189,10 @@ class LanesRecorder(Watcher):
         training = [watch for watch in self.watches if watch.running]
         rows = pl_module.history.flatten(2).cpu().double().numpy().transpose(0, 2, 1)
         rows[..., 0] += self.offsets
-        looks, evaluations = look(rows, full_batch=lanes.full_batch), lanes.evaluations.ravel().tolist()
-        for watch, seen, count in zip(self.watches, looks, evaluations, strict=True):
+        summaries, evaluations = summarize(rows, full_batch=lanes.full_batch), lanes.evaluations.ravel().tolist()
+        for watch, summary, count in zip(self.watches, summaries, evaluations, strict=True):
             if watch.running:
-                watch.take(seen)
+                watch.take(summary)
                 watch.computed(count - lanes.steps_done)
                 if watch.running and count >= lanes.plan.total_steps:
                     watch.result.status = "completed"

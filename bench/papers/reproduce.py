@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.config.run_config import RunConfig, decided, resolve
+from bench.config.run_config import RunConfig, resolve, with_device
 from bench.config.values import refuse_too_many
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
-from bench.execute.command import results_of
+from bench.execute.request import results_of
 from bench.output import check_output, writing
 from bench.papers.arms import Arm, Arms
 from bench.papers.experiments import Experiment, Settings, load
@@ -42,7 +42,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     runs = []
     for seed, (label, settings) in product(experiment.seeds, experiment.arms.items()):
         try:
-            runs.append((label, decided(resolve(experiment.common | settings | {"seed": seed} | places))))
+            runs.append((label, with_device(resolve(experiment.common | settings | {"seed": seed} | places))))
         except UserError as error:
             raise UserError(f"arm {label}: {error}") from None
     check_all([config for _, config in runs], early=True)

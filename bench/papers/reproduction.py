@@ -16,7 +16,7 @@ from bench.process import as_options
 from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
-from bench.store.record import RunResult, made_on
+from bench.store.record import RunResult, machines_and_versions
 from bench.text import cell, duration, plain
 
 CORRECTION = (
@@ -165,7 +165,7 @@ def page(result: Reproduction) -> str:
     parts += [f"All arms: `{' '.join(as_options(shared))}`."]
     parts += [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()]
     parts += ["\n".join(f"* {note}" for note in experiment.notes)] * bool(experiment.notes)
-    return "\n\n".join([*parts, f"Machines and versions: {made_on(result.runs)}."]) + "\n"
+    return "\n\n".join([*parts, f"Machines and versions: {machines_and_versions(result.runs)}."]) + "\n"
 
 
 def _table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.boards.collect import Collected, Problem
-from bench.boards.quality import judged
+from bench.boards.quality import measure_and_verdicts
 from bench.plots.curves import figure, of_problem
 from bench.plots.panels import Figure, Line, Panel, Spec, axis, axis_limits, encodings, layer, number, wrapped
 from bench.plots.theme import GREY, WIDTH, Look
@@ -53,7 +53,7 @@ def forest(collected: Collected) -> Figure:
 
 
 def _panel(collected: Collected, problem: Problem) -> Effects:
-    _, verdicts, floor = judged(collected, problem)
+    _, verdicts, floor = measure_and_verdicts(collected, problem)
     ref, measure = verdicts.ref, verdicts.measure
     log, none = measure.log, 1.0 if measure.log else 0.0
     panel = Effects("effects", f"{measure.words}: {verdicts.scale}; {verdicts.better}", "", "x" * log, none=none)

@@ -76,8 +76,8 @@ def mean_panel(
             notes.append(f"{name} is drawn up to step {at[-1]:.0f}: later steps lack values of some runs")
         if missing := len(lines[name]) - len(values):
             notes.append(f"{name}: {missing} of {len(lines[name])} runs have no such values")
-        some = thinned(at, log_x, MOST_POINTS)
-        drawn += _means(name, at[some], values[:, some], log_y)
+        indices = thinned(at, log_x, MOST_POINTS)
+        drawn += _means(name, at[indices], values[:, indices], log_y)
     most = cut * (max((abs(float(line.y[0])) for line in drawn), default=0.0) or math.inf)
     if exploded := dict.fromkeys(line.name for line in drawn if line.y.max() > most):
         notes.append(f"cut off above {most:.3g}, {cut:g} times the highest initial value: {', '.join(exploded)}")

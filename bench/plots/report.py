@@ -19,7 +19,7 @@ from bench.plots.charts import CHARTS
 from bench.plots.curves import curves
 from bench.plots.panels import Figure, isolate
 from bench.plots.theme import CONFIG, script_json, vega
-from bench.results.render import heading, is_numeric, telling, word_in
+from bench.results.render import condensed_table, heading, is_numeric, word_in
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Table
 from bench.store.stores import Stores
@@ -101,7 +101,7 @@ def _tables(boards: Sequence[Board], problem: Problem) -> Iterator[tuple[str, Ta
     for board in boards:
         for table in board.tables:
             if table.problem == problem.name and table.rows:
-                yield f"{board.title}{table.title.removeprefix(problem.name)}", telling(table)
+                yield f"{board.title}{table.title.removeprefix(problem.name)}", condensed_table(table)
 
 
 def _sort_key(value: Any) -> str:

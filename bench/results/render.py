@@ -41,7 +41,7 @@ def _is_right(column: Column, rows: Sequence[Row]) -> bool:
     return column.side == "right" if column.side else any(is_numeric(row.get(column.key)) for row in rows)
 
 
-def telling(table: Table) -> Table:
+def condensed_table(table: Table) -> Table:
     """The table without columns that are empty or only repeat the number of runs; flags of all rows become a note."""
     flags = [row.get("flags") or [] for row in table.rows]
     common = [flag for flag in flags[0] if all(flag in of_row for of_row in flags)] if len(flags) > 1 else []
@@ -54,9 +54,9 @@ def telling(table: Table) -> Table:
     return replace(table, columns=kept, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 
-def told(board: Board) -> Board:
-    """The board with `telling` tables; a note of all of them is the board's."""
-    tables = [*map(telling, board.tables)]
+def condensed(board: Board) -> Board:
+    """The board with `condensed_table` tables; a note of all of them is the board's."""
+    tables = [*map(condensed_table, board.tables)]
     common = [note for note in tables[0].notes if all(note in t.notes for t in tables)] if len(tables) > 1 else []
     tables = [replace(table, notes=[note for note in table.notes if note not in common]) for table in tables]
     return replace(board, tables=tables, notes=[*common, *board.notes])
@@ -122,7 +122,7 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
         return [*lines, line * max(map(width, lines))] if line else lines
 
     lines: list[str] = []
-    for board in map(told, boards):
+    for board in map(condensed, boards):
         lines += [*broken(board.title, "="), ""]
         for table in board.tables:
             lines += [*broken(table.title, "-"), *table_lines(table, wide, styled=styled)]
@@ -154,7 +154,7 @@ def markdown_table(table: Table) -> list[str]:
 def markdown(boards: Sequence[Board]) -> str:
     """As Markdown."""
     lines: list[str] = []
-    for board in map(told, boards):
+    for board in map(condensed, boards):
         lines += [f"## {in_markdown(board.title)}", ""]
         for table in board.tables:
             lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
@@ -178,7 +178,7 @@ def tex(boards: Sequence[Board]) -> str:
         return (number_in_tex if is_numeric(row.get(column.key)) else in_tex)(word_in(column, row))
 
     parts = ["% needs \\usepackage{booktabs}"]
-    for board in map(told, boards):
+    for board in map(condensed, boards):
         for table in board.tables:
             sides = "".join("r" if _is_right(c, table.rows) else "l" for c in table.columns)
             caption = f"{in_tex(board.title)}: {in_tex(table.title)}"
@@ -203,7 +203,7 @@ def html_fragment(boards: Sequence[Board]) -> str:
 
     parts: list[str] = []
     with pd.option_context("display.max_colwidth", None):
-        for board in map(told, boards):
+        for board in map(condensed, boards):
             parts.append(tagged("h2", board.title))
             for table in board.tables:
                 parts += [tagged("h3", table.title), _texts(table, word_in).to_html(index=False, border=0)]

@@ -31,7 +31,7 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
     return bool(valued) and all(known)
 
 
-def selected(run: RunResult, above: bool) -> End:
+def selection_value(run: RunResult, above: bool) -> End:
     """The selection value of a run: its last evaluation on the selection split, not the test set, else its final."""
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
@@ -56,8 +56,8 @@ def is_capped(runs: Iterable[RunResult]) -> bool:
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
-    """The score of a setting with these ended runs: the median of `selected`; None if it cannot be the best."""
-    return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
+    """The score of a setting with these ended runs: the median of `selection_value`; None if it cannot be the best."""
+    return None if is_capped(runs) else seed_median([selection_value(run, above) for run in runs], mode)
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:

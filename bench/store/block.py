@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.store.files import CHECKPOINT, DONE, RUNS, Damaged, is_locked, is_there, read_bytes
+from bench.store.files import CHECKPOINT, DONE, RUNS, Damaged, is_file, is_locked, read_bytes
 from bench.store.record import RunResult, parse_record
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Columns = dict[str, "NDArray[np.float64]"]
 """A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
 
 
-def name_of(run_ids: Sequence[str]) -> str:
+def block_name(run_ids: Sequence[str]) -> str:
     """The name of the block of these runs."""
     if len(run_ids) == 1:
         return run_ids[0]
@@ -44,7 +44,7 @@ def name_of(run_ids: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class StoredBlock:
     """A block as read from a store."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Block:
         """
         if not self.done:
             return {}
-        paths = [path for name in TABLES if is_there(path := self.folder / DONE / f"{name}.parquet")]
+        paths = [path for name in TABLES if is_file(path := self.folder / DONE / f"{name}.parquet")]
         tables = {path.stem: _cached_table((path,), wanted, *_version(path)).get(run_id, {}) for path in paths}
         steps, rows = self.runs[run_id].steps, len(tables.get("curve", {}).get("step", ()))
         if rows != steps and not self.runs[run_id].thinned:
@@ -74,16 +74,16 @@ def _version(path: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def read_block(folder: Path) -> Block | None:
+def read_block(folder: Path) -> StoredBlock | None:
     """The content of a block's folder; None if there is nothing in it, `Damaged` if its records cannot be read."""
     done = folder / DONE
     for _ in range(2):  # it may have finished between the looks at its results and its records
-        busy = not is_there(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
+        busy = not is_file(done / RUNS) and is_locked(folder)  # before reading: a process that ends leaves results
         with suppress(FileNotFoundError):
-            if is_there(done / RUNS):
-                return Block(folder, _finished_records(done / RUNS, folder.name, *_version(done / RUNS)), done=True)
+            if is_file(done / RUNS):
+                return StoredBlock(folder, _finished(done / RUNS, folder.name, *_version(done / RUNS)), done=True)
             if not os.path.lexists(done):
-                return Block(folder, _unfinished(folder, busy=busy), busy=busy)
+                return StoredBlock(folder, _unfinished(folder, busy=busy), busy=busy)
     if os.path.lexists(done):
         raise Damaged(done, f"it has no {RUNS}")
     return None
@@ -92,7 +92,7 @@ def read_block(folder: Path) -> Block | None:
 def _unfinished(folder: Path, *, busy: bool) -> dict[str, RunResult]:
     runs = _records(folder / RUNS, folder.name)
     steps = max((step for step, _ in parts_in(folder)), default=0)  # the record may be older
-    where = "" if is_there(folder / CHECKPOINT) else ", before its first checkpoint"
+    where = "" if is_file(folder / CHECKPOINT) else ", before its first checkpoint"
     reason = f"its process ended without a message{where}"
     for run in () if busy else [run for run in runs.values() if run.status == "running"]:
         runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
@@ -102,15 +102,15 @@ def _unfinished(folder: Path, *, busy: bool) -> dict[str, RunResult]:
 def _records(path: Path, name: str, *version: int) -> dict[str, RunResult]:
     """The records of the block of this name, by id; FileNotFoundError if there are none."""
     runs = {run.run_id: run for run in (parse_record(line, path) for line in read_bytes(path).splitlines())}
-    if name_of(list(runs)) != name or any(run.finished != (path.parent.name == DONE) for run in runs.values()):
+    if block_name(list(runs)) != name or any(run.finished != (path.parent.name == DONE) for run in runs.values()):
         raise Damaged(path, f"it has not the records of {name}, or they have an impossible status")
     return runs
 
 
-_finished_records = lru_cache(maxsize=10_000)(_records)
+_finished = lru_cache(maxsize=10_000)(_records)
 
 
-def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[Block | Damaged]:
+def blocks_in(store: Path, run_ids: Set[str] | None = None) -> Iterator[StoredBlock | Damaged]:
     """The blocks of a store by name, or those that may have some of these runs; what is wrong with unreadable ones."""
     try:
         with os.scandir(store) as entries:

@@ -24,7 +24,7 @@ TRIES, PAUSE_SECONDS = 20, 0.005
 T = TypeVar("T")
 _held: set[tuple[int, int] | None] = set()
 _adapter = cache(TypeAdapter)  # building one takes longer than reading a record
-is_there = os.path.isfile  # before Python 3.14, `Path.is_file` raises an error where a folder cannot be read
+is_file = os.path.isfile  # before Python 3.14, `Path.is_file` raises an error where a folder cannot be read
 
 
 class Damaged(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.errors import RunBusy
 from bench.progress import doing
-from bench.store.block import Block, name_of
+from bench.store.block import StoredBlock, block_name
 from bench.store.files import Damaged, Lock, disk_errors
 from bench.store.reports import KINDS, reports_in, write_report
 from bench.store.stores import Contents, Stores
@@ -36,7 +36,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
 
     It is a UserError if a source is not a store or the destination cannot be written, RunFailed if the disk is full.
     """
-    stores, merged, new = Stores(sources), Merged(), dict[Path, Block]()
+    stores, merged, new = Stores(sources), Merged(), dict[Path, StoredBlock]()
     present = Contents([into]).finished
     reports = {report.path(into): report for report in reports_in(into) if not isinstance(report, Damaged)}
     with disk_errors(into, "name another DEST"), doing("merging"):
@@ -52,7 +52,7 @@ def merge(sources: Sequence[Path], into: Path) -> Merged:
                 new[block.folder] = block
         for block in new.values():
             lanes = [run_id for run_id in block.runs if stores.blocks[run_id] is block and run_id not in present]
-            target = into / name_of(lanes)
+            target = into / block_name(lanes)
             try:
                 content = [(block.runs[run_id], block.tables(run_id)) for run_id in lanes]
                 with Lock(target):

@@ -186,7 +186,7 @@ def parse_record(text: bytes, path: Path) -> RunResult:
     return run
 
 
-def made_on(runs: Sequence[RunResult]) -> str:
+def machines_and_versions(runs: Sequence[RunResult]) -> str:
     """Processors, threads, versions and days of runs, in words."""
     machines: dict[str, set[str]] = {}
     for run in runs:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.config.values import is_no_folder
 from bench.errors import UserError, nearest
-from bench.store.block import Block, Columns, blocks_in, name_of, read_block
-from bench.store.files import CHECKPOINT, Damaged, is_there
+from bench.store.block import Columns, StoredBlock, block_name, blocks_in, read_block
+from bench.store.files import CHECKPOINT, Damaged, is_file
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord, reports_in
 from optimizers.plugins import bare
@@ -32,7 +32,7 @@ class Contents:
     """
 
     def __init__(self, folders: Iterable[Path], run_ids: Iterable[str] | None = None) -> None:
-        self.blocks, self.damaged, self.conflicts = dict[str, Block](), list[Damaged](), list[str]()
+        self.blocks, self.damaged, self.conflicts = dict[str, StoredBlock](), list[Damaged](), list[str]()
         chosen = None if run_ids is None else {*run_ids}
         for block in (block for folder in folders for block in blocks_in(folder, chosen)):
             if isinstance(block, Damaged):
@@ -59,7 +59,7 @@ class Contents:
         return self.blocks[run_id].runs[run_id] if run_id in self.blocks else None
 
     def tables(self, run_id: str, wanted: str = ".*") -> dict[str, Columns]:
-        """The run's tables by name (`Block.tables`); none for a missing run, UserError if one is damaged."""
+        """The run's tables by name (`StoredBlock.tables`); none for a missing run, UserError if one is damaged."""
         try:
             return self.blocks[run_id].tables(run_id, wanted) if run_id in self.blocks else {}
         except Damaged as error:
@@ -117,8 +117,8 @@ class Stores(Contents):
 
 def last_checkpoint(store: Path, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
     """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
-    path = store / name_of(run_ids) / CHECKPOINT
+    path = store / block_name(run_ids) / CHECKPOINT
     with suppress(Damaged):
-        if is_there(path) and (block := read_block(path.parent)) and not block.done:
+        if is_file(path) and (block := read_block(path.parent)) and not block.done:
             return path if all((run.engine == "lanes") == lanes for run in block.runs.values()) else None
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CURVE_FIELDS, Columns, blocks_in, name_of, parts_in, read_block, read_parts
+from bench.store.block import CURVE_FIELDS, Columns, block_name, blocks_in, parts_in, read_block, read_parts
 from bench.store.files import CHECKPOINT, DONE, RUNS, Damaged, Lock, disk_errors, making, remove, replacing, sync
 from bench.store.record import RunResult, parse_record
 from bench.text import strict_json
@@ -29,7 +29,7 @@ class BlockWriter:
 
     def __init__(self, store: Path, runs: Sequence[RunResult], *, resume: int = 0, again: bool = False) -> None:
         self.store, self.runs = store, list(runs)
-        self.folder = store / name_of([run.run_id for run in runs])
+        self.folder = store / block_name([run.run_id for run in runs])
         self.checkpoint, ids = self.folder / CHECKPOINT, {run.run_id for run in runs}
         what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {self.folder.name}"
         with making(store):

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 
 from bench.config.files import flatten_yaml, tuned_settings
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, task_options
-from bench.config.run_config import RunConfig, decided, resolve
+from bench.config.run_config import RunConfig, resolve, with_device
 from bench.config.values import DEFAULT_POINTS, log_grid, parts, read_range, refuse_too_many
 from bench.errors import UserError, check_known, unknown
 from optimizers import OPTIMIZERS, LogUniform
@@ -49,7 +49,7 @@ def configurations(
         for name, axes in grids
         for point in itertools.product(*axes.values())
     ]
-    device, seeded = decided(first[0]).device, ["seed"] if "data_seed" in words else ["seed", "data_seed"]
+    device, seeded = with_device(first[0]).device, ["seed"] if "data_seed" in words else ["seed", "data_seed"]
     changes = [{"device": device, **dict.fromkeys(seeded, seed)} for seed in seeds]
     configs = [one.model_copy(update=change) for one in first for change in changes]
     return list({config.run_id: config for config in configs}.values()), list(varied)

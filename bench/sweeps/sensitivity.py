@@ -77,7 +77,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     if not runs:
         raise UserError(f"none of the {len(results)} runs of the sweep has finished, so there is nothing to compare")
     above = selection.above_infimum(runs)
-    least = selection.equal_below((selection.selected(run, above) for run in runs), runs[0].metric)
+    least = selection.equal_below((selection.selection_value(run, above) for run in runs), runs[0].metric)
     settings = {run.run_id: settings_of(run.config) for run in runs}
     opts = list(dict.fromkeys(run.config["opt"] for run in runs))
     axes = {opt: _axis([settings[r.run_id] for r in runs if r.config["opt"] == opt], varied) for opt in opts}

@@ -21,14 +21,14 @@ from bench.store.record import RunResult
 from bench.store.writer import BlockWriter
 from bench.train.checkpoints import STEPS, save
 from bench.train.stop import StopRequest
-from bench.train.watch import Watch, look
+from bench.train.watch import Watch, summarize
 from tasks.core.task import Task
 from tasks.core.training_step import CurveRow
 
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 
 
-class Watcher(pl.Callback):
+class BaseRecorder(pl.Callback):
     """Common part of the recorders of one run and of many: clocks, checkpoints and stop requests.
 
     All ranks make the same decisions: they see the same averaged losses, and they agree on clocks and signals.
@@ -95,7 +95,7 @@ class Watcher(pl.Callback):
         self._checkpointed = time.monotonic()
 
 
-class Recorder(Watcher):
+class Recorder(BaseRecorder):
     """Fills a RunResult while the task trains, and decides when the run ends."""
 
     def __init__(
@@ -136,10 +136,10 @@ class Recorder(Watcher):
         pl_module.record.curve.clear()
         self.result.engine = "compiled" if pl_module.plan.compiled else "lightning"
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
-        rows = rows[: seen.steps]
+        (summary,) = summarize(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
+        rows = rows[: summary.steps]
         first = self.result.steps + 1
-        self.watch.take(seen)
+        self.watch.take(summary)
         self.watch.computed(pl_module.evaluations - pl_module.steps_done)
         if self.writer is not None:
             self.writer.append_curve(rows[:, None])
@@ -149,7 +149,7 @@ class Recorder(Watcher):
         self._record_measurements(pl_module)
         self._clock()
         self.progress.update(self.result.cost, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
-        if self.watch.running and scaler is not None and seen.skipped == seen.steps and scaler.get_scale() < 1:
+        if self.watch.running and scaler is not None and summary.skipped == summary.steps and scaler.get_scale() < 1:
             self.watch.diverged(f"every gradient overflows in half precision at step {self.result.steps}")
         if self.watch.running and pl_module.spent:
             self.result.status = "completed"

@@ -11,7 +11,7 @@ import torch
 from bench.errors import first_line
 from bench.output import remark
 from bench.store.block import read_parts
-from bench.store.files import is_there, sync
+from bench.store.files import is_file, sync
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps taken."""
@@ -43,7 +43,7 @@ def usable_steps(path: Path | None, *, put_aside: bool) -> int:
 
     The answer depends only on the files. With `put_aside`, an unreadable checkpoint is renamed with a warning.
     """
-    if path is None or not is_there(path):
+    if path is None or not is_file(path):
         return 0
     try:
         with zipfile.ZipFile(path) as file:

@@ -1,6 +1,7 @@
-"""Memory of this machine's devices: errors for lack of it, and what is kept and given back."""
+"""Memory of this machine's devices: peaks, errors for lack of it, and what is kept and given back."""
 
 import ctypes
+import resource
 import sys
 from contextlib import suppress
 
@@ -28,3 +29,12 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**30)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak resident bytes of this process, and peak bytes that torch had allocated on the GPU."""
+    torch, unit = sys.modules["torch"], 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available():
+        peak["gpu"] = torch.cuda.max_memory_allocated()
+    return peak

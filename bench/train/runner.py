@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from bench.store.stores import Contents, last_checkpoint
 from bench.store.writer import BlockWriter
 from bench.train.callbacks import Recorder
 from bench.train.checkpoints import usable_steps
+from bench.train.memory import peak_memory
 from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan
@@ -95,7 +95,7 @@ def run(
         recorder = Recorder(config, result, writer, stop, bar, task, loggers)
         for logger in loggers:
             logger.log_hyperparams(result.config)
-        with quiet(), stop.listening(), rendezvous_of_its_own(config):
+        with quiet(), stop.listening(), isolated_rendezvous(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             if config.trainer.num_nodes > 1:
@@ -176,7 +176,7 @@ def new_result(
     """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **config.described,
+        **config.record_fields,
         versions={"suite": __version__, **config.spec_versions, **_library_versions()},
         split=task.data.report,
         select_split=task.data.select,
@@ -242,7 +242,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
 
 @contextmanager
-def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
+def isolated_rendezvous(config: RunConfig) -> Iterator[None]:
     """Leave nothing of the run's ranks behind: later runs and child processes need their own rendezvous.
 
     Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
@@ -274,15 +274,6 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
     }
-
-
-def peak_memory() -> dict[str, int]:
-    """Peak resident bytes of this process, and peak bytes that torch had allocated on the GPU."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_available():
-        peak["gpu"] = torch.cuda.max_memory_allocated()
-    return peak
 
 
 def _loggers(config: RunConfig) -> list[Any]:

@@ -25,7 +25,7 @@ moves logits by more than 350. For a loss with a flat part (hinge), the last sam
 
 
 @dataclass(frozen=True)
-class Look:
+class Summary:
     """Summary of the steps since the last check."""
 
     steps: int  # number of steps that count
@@ -39,7 +39,7 @@ class Look:
     greatest_norm: float  # the largest finite one
 
 
-def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -> list[Look]:
+def summarize(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -> list[Summary]:
     """Summarise the steps of runs.
 
     A run's steps count up to one that is not finite; for the full batch, up to the first step of a final stretch with
@@ -66,7 +66,7 @@ def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -
     greatest = np.where(finite & counted, norms, 0).max(0)
     medians = np.sort(losses, axis=0)[steps // 2]
     return [
-        Look(
+        Summary(
             steps=int(n),
             bad=bool(bad[n - 1, i]),
             first=float(losses[0, i]),
@@ -89,9 +89,9 @@ class Watch:
         full_batch: whether a step sees all samples.
     """
 
-    _KEPT = ("status", "reason", "best_step", "validations", "steps", "evaluations", "skipped", "saturated_at")
-    _KEPT += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
-    _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
+    _RECORD_FIELDS = ("status", "reason", "best_step", "validations", "steps", "evaluations", "skipped", "saturated_at")
+    _RECORD_FIELDS += ("steps_to_target", "seconds_to_target", "wall_s", "train_s")
+    _STATE_FIELDS = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
     def __init__(self, result: RunResult, full_batch: bool) -> None:
         self.result, self.full_batch = result, full_batch
@@ -103,8 +103,8 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """The part of the record that a resumed run needs."""
         return {
-            "result": {name: getattr(self.result, name) for name in self._KEPT},
-            **{name: getattr(self, name) for name in self._OWN},
+            "result": {name: getattr(self.result, name) for name in self._RECORD_FIELDS},
+            **{name: getattr(self, name) for name in self._STATE_FIELDS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,10 +113,10 @@ class Watch:
         Raises:
             Damaged: it is not a valid record.
         """
-        for name in self._KEPT:
+        for name in self._RECORD_FIELDS:
             setattr(self.result, name, state["result"].get(name))
         parse_record(strict_json(vars(self.result)).encode(), Path("the checkpoint"))
-        for name in self._OWN:
+        for name in self._STATE_FIELDS:
             setattr(self, name, state[name])
 
     @property
@@ -124,21 +124,21 @@ class Watch:
         """Whether the run has not ended yet."""
         return self.result.status == "running"
 
-    def take(self, seen: Look) -> None:
+    def take(self, summary: Summary) -> None:
         """Count steps, and end the run if it has diverged or converged."""
         result = self.result
-        result.steps += seen.steps
-        result.skipped += seen.skipped
-        self.capped += seen.capped
+        result.steps += summary.steps
+        result.skipped += summary.skipped
+        self.capped += summary.capped
         if self.first_loss is None:
-            self.first_loss = seen.first
-        before = seen.norm_before if seen.steps > 1 else self.last_norm
-        self.last_norm, self.greatest_norm = seen.last_norm, max(self.greatest_norm, seen.greatest_norm)
-        if seen.bad:
+            self.first_loss = summary.first
+        before = summary.norm_before if summary.steps > 1 else self.last_norm
+        self.last_norm, self.greatest_norm = summary.last_norm, max(self.greatest_norm, summary.greatest_norm)
+        if summary.bad:
             self.diverged(f"loss or gradient is not finite at step {result.steps}")
-        elif seen.median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
-            self.diverged(f"the loss grew from {self.first_loss:.3g} to {seen.median:.3g} by step {result.steps}")
-        elif self.full_batch and seen.last_norm == 0:
+        elif summary.median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
+            self.diverged(f"the loss grew from {self.first_loss:.3g} to {summary.median:.3g} by step {result.steps}")
+        elif self.full_batch and summary.last_norm == 0:
             result.status, result.reason = "completed", "converged: the norm of the gradient is 0 in this precision"
             if SATURATING * self.greatest_norm < before < math.inf:
                 result.saturated_at = result.steps - 1

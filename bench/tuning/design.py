@@ -106,8 +106,8 @@ class Design:
         elif (trials, count) == (self.combinations, trials):
             points = self._combinations()
         else:
-            these = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
-            raise UserError(f"--trials {count}: {these}, or give a range (LOW:HIGH)")
+            what = f"these values make {counted(self.combinations, 'setting')}: write --trials {self.combinations}"
+            raise UserError(f"--trials {count}: {what}, or give a range (LOW:HIGH)")
         return [Trial(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:

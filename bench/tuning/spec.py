@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from bench.config.options import Option, all_optimizer_options, hyperparameters_of, parse_options
-from bench.config.run_config import RunConfig, name_in, on_device, resolve, settings_of
+from bench.config.run_config import RunConfig, on_device, resolve, settings_of, take_name
 from bench.config.values import Seeds, counts_seeds, read_range, read_seeds, refuse_too_many
 from bench.errors import UserError, check_known, unknown_option
 from bench.results.selection import Mode
@@ -95,7 +95,7 @@ def make_spec(
 
     `UserError` if a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
-    task, opt = (name_in(key, dict(words)) for key in ("task", "opt"))
+    task, opt = (take_name(key, dict(words)) for key in ("task", "opt"))
     check_known("task", [task], TASKS)
     for name in {"seed", "logger"} & words.keys():
         raise UserError(f"--{name} {words[name]}: a study has several runs, with --seeds and without loggers")

@@ -13,7 +13,7 @@ COMPOSITION: Mapping[str, Role] = {"*.composition.*": "vector"}
 """Small weights that mix heads; not matrices of a hidden layer. Ours."""
 
 
-def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
+def parameters_with_roles(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
     """Facts about each trained parameter, in the order of `model.parameters()`.
 
     By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an

@@ -52,7 +52,7 @@ class TaskSpec:
         files: `module:function` that makes sure that its data files exist; it takes the data folder and, by name,
             the options that determine the files. It imports no torch. Empty for tasks without files.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        own_name: of a plug-in given as `file.py:SPEC`: the name in its spec, shown by boards.
+        display_name: of a plug-in given as `file.py:SPEC`: the name in its spec, shown by boards.
     """
 
     name: str
@@ -79,7 +79,7 @@ class TaskSpec:
     ranks_training: bool = False
     scale: Literal["linear", "log"] = "linear"
     package: str | None = None
-    own_name: str = ""
+    display_name: str = ""
 
     def __post_init__(self) -> None:
         if self.scale == "log" and self.metric != "loss":

@@ -21,7 +21,7 @@ from tasks.core.data import TaskData
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness, use_batch_dropout
-from tasks.core.roles import described
+from tasks.core.roles import parameters_with_roles
 from tasks.core.training_step import Loop, Outcome, Record, TrainingPlan, evaluation_weights
 
 EVALUATED_ON_CPU = 200
@@ -154,7 +154,7 @@ class Task(pl.LightningModule, ABC):
     @final
     def parameter_roles(self) -> list[Parameter]:
         """Facts about each trained parameter, in the order of `parameters`."""
-        return described(self, self.roles, self.pieces)
+        return parameters_with_roles(self, self.roles, self.pieces)
 
     @final
     def on_fit_start(self) -> None:
@@ -177,13 +177,13 @@ class Task(pl.LightningModule, ABC):
         # The precision plugin turned autocast on for the whole method; only forward passes need it.
         with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
             if steps[0] == 0:
-                loop.note_weights(0)
+                loop.record_weights(0)
             for step in range(*steps):
                 if self.spent:
                     break
                 loop.step(step)
                 self.steps_done = step + 1
-                loop.note_weights(self.steps_done)
+                loop.record_weights(self.steps_done)
             loop.measure()
 
     @property

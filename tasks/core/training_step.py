@@ -127,8 +127,8 @@ def through_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, options={"fallback_random": True})
 
 
-def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: torch.device) -> Callable[[Any], Any]:
-    """A task's loss through `torch.compile`, for any step and rows set in `where`; it raises `CompileError`.
+def compiled_loss(loss: Callable[..., Any], randomness: BatchRandomness, device: torch.device) -> Callable[..., Any]:
+    """A task's loss through `torch.compile`, for any step and rows set in `randomness`; it raises `CompileError`.
 
     The optimizer's update is not compiled: its kernels already update all parameters at once, and it takes about 1 % of
     a step of the suite's own models. So one compiled program serves all optimizers.
@@ -137,7 +137,7 @@ def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: to
 
     def compiled(batch: Any) -> Any:
         try:
-            with where.at(*where.position(device)):
+            with randomness.at(*randomness.position(device)):
                 return program(batch)
         except Exception as error:
             loss(batch)  # an error of the task itself is raised here
@@ -146,7 +146,7 @@ def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: to
     return compiled
 
 
-def _some_values(p: Any) -> Tensor:
+def _sample(p: Any) -> Tensor:
     """Copies of a parameter's first values, of this rank's shard."""
     return getattr(p, "to_local", lambda: p)().detach().flatten()[:1000].clone()
 
@@ -159,7 +159,7 @@ class Loop:
         assert task.order is not None
         self.task, self.plan = task, task.plan
         self.optimizer: Any = optimizer  # torch's type lacks closures that return tensors, and our keywords
-        self.data, self.record, self.where, self.order = task.data, task.record, task.randomness, task.order
+        self.data, self.record, self.order, self.randomness = task.data, task.record, task.order, task.randomness
         self.strategy = trainer.strategy
         self.world: int = trainer.world_size
         self.rank: int = trainer.global_rank
@@ -168,22 +168,22 @@ class Loop:
         self.forward_context = precision.forward_context if self.mixed else nullcontext
         self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)
         if self.scaler is not None:
-            optimizer.register_step_post_hook(self._was_taken)
+            optimizer.register_step_post_hook(self._step_was_taken)
         self.named_parameters = list(task.named_parameters())
         self.average, self.averaged = task.average, task.averaged()
         self.observer = task.observer
-        self.noted: list[tuple[int, dict[str, Tensor]]] = []
-        self.begun: list[tuple[nn.Parameter, int, Tensor]] = []  # with versions and some values before the first step
+        self.unmeasured: list[tuple[int, dict[str, Tensor]]] = []
+        self.initial: list[tuple[nn.Parameter, int, Tensor]] = []  # with versions and some values before the first step
         self.device = task.device
         self.loss: Callable[[Any], Outcome] = task.loss
         if self.plan.compiled:
-            self.loss = compiled_loss(task.loss, self.where, self.device)
+            self.loss = compiled_loss(task.loss, self.randomness, self.device)
         # Averages over ranks only in a batch's last micro-batch, if the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
         if self.plan.create_graph:  # torch warns of a reference cycle; gradients set to None break it
             warnings.filterwarnings("ignore", r"Using backward\(\) with create_graph=True")
 
-    def _was_taken(self, optimizer: Any, *_: Any) -> None:
+    def _step_was_taken(self, optimizer: Any, *_: Any) -> None:
         # A fused kernel gets what overflowed, and itself skips the step.
         self.taken = not getattr(optimizer, "found_inf", None)
 
@@ -192,9 +192,9 @@ class Loop:
         if self.plan.schedule is not None:
             self.plan.schedule.apply(self.optimizer, self.task.evaluations)
         if step == 0:
-            self.begun = [(p, p._version, _some_values(p)) for _, p in self.named_parameters if p.requires_grad]
+            self.initial = [(p, p._version, _sample(p)) for _, p in self.named_parameters if p.requires_grad]
         loss, norms, params = self.evaluate(step)
-        if step == 0 and self.world == 1 and any(p._version != version for p, version, _ in self.begun):
+        if step == 0 and self.world == 1 and any(p._version != version for p, version, _ in self.initial):
             raise RuntimeError(
                 "the optimizer changes weights during the backward pass (in hooks of parameters), before the gradient"
                 " of the whole batch is known; it must do so in step()"
@@ -215,12 +215,12 @@ class Loop:
         # The optimizer may write the next step's values into the same tensors.
         raw, applied = (size.detach().clone() if isinstance(size, Tensor) else size for size in sizes)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
-        if self.task.spent and self.scaler is None and self.begun:
-            still = all(p._version == version and _some_values(p).equal(before) for p, version, before in self.begun)
+        if self.task.spent and self.scaler is None and self.initial:
+            still = all(p._version == version and _sample(p).equal(before) for p, version, before in self.initial)
             if still and norms["loss_grad_norm"] > 0:
                 raise RuntimeError("the optimizer never changes a weight; `bench check` may tell why")
 
-    def note_weights(self, done: int) -> None:
+    def record_weights(self, done: int) -> None:
         """Store the weights after `done` steps for `measure`, if due; and observe them."""
         if self.observer is not None:
             values = self.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
@@ -231,14 +231,14 @@ class Loop:
             # Not the model: walking through its modules takes longer.
             with evaluation_weights(self.optimizer, self.average, self.averaged):
                 weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
-            self.noted.append((done, weights))
+            self.unmeasured.append((done, weights))
 
     @torch.no_grad()
     def measure(self) -> None:
         """Measure all stored weights at once."""
-        if self.noted:
-            points, weights = zip(*self.noted, strict=True)
-            self.noted.clear()
+        if self.unmeasured:
+            points, weights = zip(*self.unmeasured, strict=True)
+            self.unmeasured.clear()
             stacked = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
             self.record.measurements.append((list(points), self.task.measure_at(stacked)))
 
@@ -267,17 +267,17 @@ class Loop:
         start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
         # Every rank has the same number of micro-batches: FSDP2 communicates in each.
         cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
-        where = self.where
-        where.step, where.width = step, self.order.width(step)
+        randomness = self.randomness
+        randomness.step, randomness.width = step, self.order.width(step)
         total: Tensor | None = None
         for cut in range(cuts):
             first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts
-            where.rows = slice(first, last)
+            randomness.rows = slice(first, last)
             # DDP and FSDP average over ranks, so each rank's share counts `world` times.
             weight = (last - first) * self.world / size
             with self.forward_context():
                 rows = batch_rows if last - first == size else batch_rows[first:last]
-                outcome = self.loss(self.data.batch("train", rows, where))
+                outcome = self.loss(self.data.batch("train", rows, randomness))
                 loss = outcome.loss if weight == 1 else outcome.loss * weight
             with self.without_sync() if last < stop else nullcontext():
                 # As `manual_backward`, without the hooks, which cost more than a small model's step.

@@ -229,11 +229,11 @@ def _packed(digest: str, text: _Text, vocabulary: Vocabulary) -> tuple[NDArray[n
 
     def make() -> Entry:
         sha, size, parts, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], text.chunks()
-        while some := list(islice(chunks, _CHUNKS)):
-            raw = "".join(some).encode()
+        while piece := list(islice(chunks, _CHUNKS)):
+            raw = "".join(piece).encode()
             sha.update(raw)
             size += len(raw)
-            parts.append(vocabulary.encode(some))
+            parts.append(vocabulary.encode(piece))
         return {"ids": np.concatenate(parts)}, {"bytes": size, "sha256": sha.hexdigest()}
 
     arrays, record = cached(digest, (text.source.separator, text.start, text.stop, vocabulary.text), make)
