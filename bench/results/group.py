@@ -21,8 +21,8 @@ Seed = tuple[int, int]
 
 HUGE = 1e100  # larger values count as missing, since their squares overflow; ours
 FAR = 200.0  # larger logarithms of factors are like infinite ones; ours
-RANGES: dict[str, Range] = dict.fromkeys(("accuracy", "f1", "exact_match"), (0.0, 1.0))
-"""Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
+RANGES: dict[str, Range] = {"accuracy": (0.0, 1.0), "f1": (0.0, 100.0), "exact_match": (0.0, 100.0)}
+"""Ends of bounded metrics (SQuAD's are in percent): an interval of their mean is cut there, at no cost in coverage."""
 
 
 @dataclass(eq=False)
