@@ -85,7 +85,6 @@ class _Shared(Attention):
         return self(rows) * 2
 
     def reduced(self, loss: Tensor) -> Tensor:
-        """The mean over ranks."""
         dist.all_reduce(loss)
         return loss / 2
 

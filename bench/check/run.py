@@ -72,8 +72,8 @@ def text(report: CheckRecord) -> str:
     lines = []
     for group in GROUPS.values():
         members = sorted((v for v in report.verdicts if group_of(v) == group), key=fails, reverse=True)
-        lines += [group] * bool(members)
-        lines += [f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip() for v in members]
+        rows = [f"  {v['check']:<18} {v['verdict']:<14} {v['note']}".rstrip() for v in members]
+        lines += [group, *rows] if rows else []
     for v in failed(report):
         lines += ["", *wrapped_lines(f"{v['check']} ({group_of(v)}): {v['meaning']}")]
         lines += wrapped_lines(v["advice"], "  ", "  ")
