@@ -52,8 +52,8 @@ def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
     ranges = listed([f"{axis} (tried: {ends})" for axis, ends in tried(study).items()])
     kinds = cell(Counter(trial["kind"] for trial in study.trials))
     return {
-        "searched": f"{ranges} by {study.sampler}: {len(study.trials)} trials ({kinds}), each on seeds"
-        f" {seeds_in_words(sorted(study.seeds))}",
+        "searched": f"{ranges} by {study.sampler}: {len(study.trials)} trials ({kinds}), each on seed"
+        f"{'s' * (len(study.seeds) > 1)} {seeds_in_words(sorted(study.seeds))}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(collected.trial_runs(study)) + f" (study {study.name})",
