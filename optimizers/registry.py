@@ -157,9 +157,10 @@ BY_FLAG = "optimizers.groups:flags"
 
 
 def _asks_for_flags(cls: type) -> bool:
-    """Whether the constructor asks for groups with `use_muon` and has no argument for it."""
+    """Whether a constructor asks for groups with `use_muon`, also one of a base class, and has no argument for it."""
     with suppress(OSError, TypeError):  # it has no source
-        return "use_muon" in inspect.getsource(cls.__init__) and "use_muon" not in inspect.signature(cls).parameters
+        sources = (inspect.getsource(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base))
+        return "use_muon" not in inspect.signature(cls).parameters and any("use_muon" in text for text in sources)
     return False
 
 

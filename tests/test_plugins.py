@@ -179,6 +179,29 @@ def test_a_class_that_asks_for_groups_with_use_muon_gets_them(cli) -> None:
     assert cli("fit", "--task", "synthetic", "--opt", "tests.mutants:AsksForFlags", "--trainer.max_steps", 2).code == 0
 
 
+KIND = """
+from enum import IntEnum
+from tests.mutants import AsksForFlags
+class Kind(IntEnum):
+    PLAIN, NEW = 1, 2
+class Inherits(AsksForFlags):
+    def __init__(self, params, lr: float = 0.05, kind: int = Kind.PLAIN):
+        assert isinstance(kind, int)
+        super().__init__(params, lr * kind)
+"""
+
+
+@pytest.mark.parametrize(("given", "lr"), [((), 0.05), (("--opt.kind", "NEW"), 0.1), (("--opt.kind", "2"), 0.1)])
+def test_a_default_may_be_a_member_of_an_intenum_and_a_base_class_may_ask_for_groups(
+    cli, here: Path, store: Path, given: tuple[str, ...], lr: float
+) -> None:
+    (here / "kinds.py").write_text(KIND)
+    answer = cli("fit", "--task", "synthetic", "--opt", "kinds.py:Inherits", "--trainer.max_steps", 2, *given)
+    assert answer.code == 0, answer.err
+    (run,) = Store(store).runs()
+    assert Store(store).tables(run.run_id)["curve"]["applied_step"][-1] == pytest.approx(lr)
+
+
 def test_the_output_of_a_plugin_is_not_among_the_results(cli, here: Path, store: Path) -> None:
     opt = write(here, "loud.py", before="closure and closure(); print('in step')")
     (here / "loud.py").write_text("print('on import')\n" + (here / "loud.py").read_text())

@@ -130,6 +130,8 @@ def _option(name: str, annotation: Any, default: Any, docs: Mapping[str, str]) -
 def _kind(annotation: Any, default: Any) -> Any:
     """The type for the command line: of the annotation, else of the default, else Any."""
     members = _members(annotation)
+    if isinstance(default, Enum):
+        return Any  # also for an `int`, whose default is a member of an IntEnum
     if annotation is not None and all(map(_is_plain, members)):
         return annotation
     if {getattr(member, "__name__", "") for member in members} == {"float", "Tensor"}:
