@@ -153,11 +153,11 @@ def flags(parameters: Sequence[Parameter], values: Mapping[str, Any]) -> list[di
     return [{"use_muon": parameter.role == "matrix"} for parameter in parameters]
 
 
-def flagged(spec: OptimizerSpec, params: Iterable[Any]) -> list[Any]:
+def flagged(spec: OptimizerSpec, params: Any) -> Any:
     """Parameters, or groups of them; for a spec with `BY_FLAG` as groups of matrices and of others, with `use_muon`."""
-    given = list(params)
     if spec.groups != BY_FLAG:
-        return given
+        return params
+    given = list(params)
     groups = given if isinstance(given[0], dict) else [{"params": given}]
     halves = [
         {**group, "use_muon": flag, "params": [p for p in group["params"] if (p.ndim == 2) is flag]}

@@ -1,7 +1,7 @@
 """Optimizers by role of the parameters: several groups of one method, or several methods as one optimizer."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,8 @@ def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Para
     cls, (first, *more) = part.spec.cls, part.groups
     by_name = takes_names(cls)
     if not (more or first.values):
-        members = [(parameters[i].name, params[i]) if by_name else params[i] for i in first.indices]
-        return cls(members, **part.hyperparameters)
+        pairs = [(parameters[i].name, params[i]) for i in first.indices]
+        return cls(named(cls, pairs) if by_name else [param for _, param in pairs], **part.hyperparameters)
     if by_name:
         raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
     groups = [{"params": [params[i] for i in group.indices], **group.values} for group in part.groups]
@@ -52,8 +52,24 @@ def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Para
 
 
 def takes_names(cls: Any) -> bool:
-    """Whether a constructor takes pairs of a name and a parameter."""
-    return next(iter(inspect.signature(cls).parameters), "").startswith("named_param")
+    """Whether a constructor takes pairs of a name and a parameter, or the model."""
+    return next(iter(inspect.signature(cls).parameters), "").startswith(("named_param", "model"))
+
+
+def named(cls: Any, pairs: Sequence[tuple[str, Any]]) -> Any:
+    """Pairs of a name and a parameter as the constructor takes them: as a model if its first argument is `model...`."""
+    return _Model(pairs) if next(iter(inspect.signature(cls).parameters)).startswith("model") else list(pairs)
+
+
+class _Model(nn.Module):
+    """Parameters by name, for constructors that read those of a model."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__()
+        self._pairs = list(pairs)
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        return iter(self._pairs)
 
 
 class Hybrid(Optimizer):

@@ -77,7 +77,6 @@ class _Shared(Attention):
     """The attention head on two ranks with different samples, which average gradients and losses."""
 
     def rows(self, parts: int) -> list[slice]:
-        """This rank's part of the batch."""
         return [slice(0, _CUT) if dist.get_rank() == 0 else slice(_CUT, SAMPLES)]
 
     def loss(self, rows: slice) -> Tensor:

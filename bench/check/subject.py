@@ -19,7 +19,7 @@ from bench.text import is_number
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.adapters import adapted
 from optimizers.groups import flagged, split_rest
-from optimizers.hybrid import takes_names
+from optimizers.hybrid import named, takes_names
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
@@ -116,9 +116,10 @@ class Subject:
     def make(self, params: Any, *, seeded: int | None = 0, **more: Any) -> Any:
         """An optimizer over parameters or groups; the generators are seeded before, unless None."""
         if takes_names(self.spec.cls):
-            params = [(f"weight_{i}", p) for i, p in enumerate(params)]
-            if isinstance(params[0][1], dict):
+            pairs = [(f"weight_{i}", p) for i, p in enumerate(params)]
+            if isinstance(pairs[0][1], dict):
                 pytest.skip("it takes all parameters by name and no groups")
+            params = named(self.spec.cls, pairs)
         if seeded is not None:
             seed(seeded)
         return in_training(self.spec.cls(flagged(self.spec, params), **{**self.arguments, **more}))

@@ -117,11 +117,12 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
     import torch
 
     from optimizers.groups import flagged
-    from optimizers.hybrid import takes_names
+    from optimizers.hybrid import named, takes_names
 
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     try:
-        spec.cls([("weight", parameter)] if takes_names(spec.cls) else flagged(spec, [parameter]), **given)
+        pairs = [("weight", parameter)]
+        spec.cls(named(spec.cls, pairs) if takes_names(spec.cls) else flagged(spec, [parameter]), **given)
     except BROKEN as error:
         if spec.package is not None and not isinstance(error, ValueError | TypeError):
             raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
