@@ -50,8 +50,8 @@ def test_the_verdicts_come_first_and_fit_forty_lines(cli, filled):
     assert len(out.splitlines()) <= 40
     assert max(map(len, out.splitlines())) <= 100
     assert re.search(r"● own.py:Opt0 +\? 0\.718", out)
-    assert "further optimizers: bench leaderboard --board all" in out
-    assert "Quality at a fixed budget" in cli("leaderboard", "--board", "all").out
+    assert "further optimizers: bench leaderboard --all" in out
+    assert "Quality at a fixed budget" in cli("leaderboard", "--all").out
 
 
 def test_rows_of_the_community_are_shown_on_request_and_marked(cli, filled, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_submissions_have_finished_runs_of_the_named_tasks(runs):
 @pytest.mark.parametrize("ending", [".txt", *(f".{kind}" for kind in FORMATS if kind != "table")])
 def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, ending):
     files = [tmp_path / f"{name}{ending}" for name in ("first", "second")]
-    assert [cli("leaderboard", "--board", "all", "-o", file).code for file in files] == [0, 0]
+    assert [cli("leaderboard", "--all", "-o", file).code for file in files] == [0, 0]
     assert files[0].read_bytes() == files[1].read_bytes() != b""
 
 
@@ -101,7 +101,7 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
 def test_boards_are_asked_for_by_name(cli, filled):
     (one, other) = strict_json(cli("leaderboard", "--board", "theory,speed,theory", "--json").out)
     assert (one["board"], other["board"]) == ("theory", "speed")
-    every = strict_json(cli("leaderboard", "--board", "all", "--json").out)
+    every = strict_json(cli("leaderboard", "--all", "--json").out)
     assert [item["board"] for item in every] == list(BOARD_NAMES)
     refused = cli("leaderboard", "--board", "qualty")
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")

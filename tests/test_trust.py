@@ -71,7 +71,7 @@ def test_readers_import_nothing_that_a_store_names(
     for path in (here / "runs" / "evil.py", here / "runs" / run_id / "evil.py", here / "runs" / "sitecustomize.py"):
         path.write_text(EVIL)
     for words in (
-        ("list", "runs", "--all"), ("list", "studies"), ("show", run_id), ("leaderboard", "--board", "all"),
+        ("list", "runs", "--all"), ("list", "studies"), ("show", run_id), ("leaderboard", "--all"),
         ("report", "-o", "report.html"), ("sql", "from runs"), ("doctor",), ("merge", "runs", "copy"),
     ):  # fmt: skip
         assert cli(*words).code < 2, words

@@ -59,6 +59,7 @@ def _chosen(
 def leaderboard(
     board: Names | None = None,
     *,
+    all: bool = False,
     explain: str | None = None,
     out: Place | None = None,
     target: float | None = None,
@@ -71,8 +72,9 @@ def leaderboard(
 
     Args:
         board: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps and seconds
-            to the target), theory (alignment, rates), attention (runs with --trainer.observe), all, or a function
-            of yours (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
+            to the target), theory (alignment, rates), attention (runs with --trainer.observe), or a function of yours
+            (my_board.py:board); without one, the verdicts of all optimizers on all tasks (in a file: quality).
+        all: all boards.
         explain: explain this row instead: search space, trials, split, cost, reductions, commands.
         out: write to this file: .md, .csv, .json, .tex, .html or .txt.
         target: value of the metric that counts as reached, for `speed` (default: the task's).
@@ -80,10 +82,10 @@ def leaderboard(
     """
     from bench.results.render import FORMATS, as_json, printed
 
-    file, requested = path_of(out), names("board", board)
+    file, requested = path_of(out), [*BOARD_NAMES] if all else names("board", board)
     if file is not None:
         format_of(file, FORMATS)  # fail before the boards are made
-    check_known("board", [name for name in requested or [] if ":" not in name], [*BOARD_NAMES, "all"])
+    check_known("board", [name for name in requested or [] if ":" not in name], BOARD_NAMES)
     stores, entries = _chosen(choice, target, community=community)
     if explain is not None:
         from bench.boards import explain as explanations
@@ -98,7 +100,7 @@ def leaderboard(
     from bench.boards.collect import NO_ROWS
     from bench.boards.matrix import summary
 
-    shown = dict.fromkeys(BOARD_NAMES if "all" in (requested or ()) else requested or ["quality"])
+    shown = dict.fromkeys(requested or ["quality"])
     boards = [_foreign(stores, entries, name) if ":" in name else BOARDS[name](entries) for name in shown]
     code, left_out = _warned(stores, entries)
     if not entries.entries:

@@ -76,15 +76,15 @@ def summary(collected: Collected) -> str:
         " ".join(LEGEND),
         "● with runs in your stores" * bool(ours),
         "; ".join(dict.fromkeys(collected.no_reference(p) for p in problems if collected.reference_of(p) is None)),
-        f"{counted(len(theirs), 'problem')} without one marked ●: bench leaderboard --board all" * bool(theirs),
-        "boards with intervals: bench leaderboard --board all; one row: --explain OPTIMIZER; one page: bench report",
+        f"{counted(len(theirs), 'problem')} without one marked ●: bench leaderboard --all" * bool(theirs),
+        "boards with intervals: bench leaderboard --all; one row: --explain OPTIMIZER; one page: bench report",
     ]
     board = Board("matrix", "Optimizers on tasks", [table], [note for note in notes if note])
     wide, cut = min(MOST_COLUMNS, width()), 0
     shown = text([board], wide)
     while shown.count("\n") > MOST_LINES and cut < len(table.rows) - 1:
         cut += 1
-        more = f"{counted(cut, 'further optimizer')}: bench leaderboard --board all, or choose tasks with --task"
+        more = f"{counted(cut, 'further optimizer')}: bench leaderboard --all, or choose tasks with --task"
         shown = text([replace(board, tables=[replace(table, rows=table.rows[:-cut], notes=[more])])], wide)
     return shown
 
