@@ -28,6 +28,17 @@ OWN_CASES = [case for case in CASES if case.name in OWN]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.mark.parametrize("cls", [NGD, SNGD])
+def test_each_group_moves_by_its_own_rate_over_the_norm_of_all(cls: Any) -> None:
+    params = [nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
+    for p, g in zip(params, ([3.0, 0.0], [0.0, 4.0]), strict=True):
+        p.grad = torch.tensor(g, dtype=torch.float64)
+    cls([{"params": params[:1], "lr": 0.5}, {"params": params[1:], "lr": 0.25}], lr=1.0).step()
+    assert flat(params).detach().tolist() == pytest.approx([-0.3, 0.0, 0.0, -0.2])
+
+
 every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=str)
 every_own = pytest.mark.parametrize("cls", OWN.values(), ids=OWN)
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)

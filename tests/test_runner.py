@@ -56,8 +56,9 @@ class Kept(Blobs):
 
     seeded = False
 
-    def __init__(self, root: Any = None, seed: int = 0) -> None:
+    def __init__(self, root: Any = None, seed: int = 0, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         torch.manual_seed(0)
 
 
@@ -73,6 +74,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return runner.build(resolve({"task": "kept", "opt": "sgd", "device": "cpu", **words}))[0]
 
     return build
+
+
+def test_data_are_kept_for_a_run_with_the_same_options_only(built: Callable[..., Any]) -> None:
+    one, other, again = (built(first=False, **{"task.scale": scale}).data for scale in (1.0, 2.0, 2.0))
+    assert (one.scale, other.scale) == (1.0, 2.0)
+    assert again is other
 
 
 def test_the_seed_alone_decides_the_initial_weights(built: Callable[..., Any]) -> None:
@@ -126,9 +133,9 @@ def test_the_polyak_step_follows_from_loss_norm_and_minimum(store: Path) -> None
     f_star = TASKS["synthetic"].data_cls(seed=0).f_star
     for row in curve(store, result):
         assert row["raw_step"] == pytest.approx((row["loss"] - f_star) / row["grad_norm"] ** 2, rel=1e-6)
-    lower = fit(store, "synthetic", "ps", opt__c=1.0, opt__f_star=0.1, trainer__max_steps=1)
+    lower = fit(store, "synthetic", "ps", opt__c=1.0, opt__lr=0.5, opt__f_star=0.1, trainer__max_steps=1)
     row = curve(store, lower)[0]
-    assert row["raw_step"] == pytest.approx((row["loss"] - 0.1) / row["grad_norm"] ** 2, rel=1e-12)
+    assert row["raw_step"] == pytest.approx(0.5 * (row["loss"] - 0.1) / row["grad_norm"] ** 2, rel=1e-12)
 
 
 def test_polyak_converges_to_a_zero_gradient_in_float64(store: Path) -> None:

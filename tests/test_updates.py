@@ -89,6 +89,11 @@ def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments) -> 
         close(state.get("step_sizes"), getattr(opt, "step_sizes", None))
 
 
+@every_case
+def test_a_pure_update_takes_the_steps_of_the_class(name: str, arguments: Arguments) -> None:
+    assert_as_the_class(name, arguments, all_of(name, arguments))
+
+
 @pytest.mark.matrix(keep=4)
 @properties
 @given(data=st.data())
