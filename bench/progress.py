@@ -142,8 +142,10 @@ class Progress:
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
-    def stop(self) -> None:
-        """Remove the line."""
+    def stop(self, step: int) -> None:
+        """Remove the line after this step."""
+        if self.view is not None:
+            self.start(step)
         show_line(self)
 
 

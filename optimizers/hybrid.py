@@ -53,12 +53,17 @@ def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Para
 
 def takes_names(cls: Any) -> bool:
     """Whether a constructor takes pairs of a name and a parameter, or the model."""
-    return next(iter(inspect.signature(cls).parameters), "").startswith(("named_param", "model"))
+    first = _first_argument(cls)
+    return first == "model" or first.startswith("named_param")
 
 
 def named(cls: Any, pairs: Sequence[tuple[str, Any]]) -> Any:
-    """Pairs of a name and a parameter as the constructor takes them: as a model if its first argument is `model...`."""
-    return _Model(pairs) if next(iter(inspect.signature(cls).parameters)).startswith("model") else list(pairs)
+    """Pairs of a name and a parameter as the constructor takes them: as a model if its first argument is `model`."""
+    return _Model(pairs) if _first_argument(cls) == "model" else list(pairs)
+
+
+def _first_argument(cls: Any) -> str:
+    return next(iter(inspect.signature(cls).parameters), "")
 
 
 class _Model(nn.Module):

@@ -678,6 +678,11 @@ class AsksForNames(Sound):
         super().__init__([p for _, p in named_parameters], lr=lr)
 
 
+class AsksForModelParams(Sound):
+    def __init__(self, model_params: Any, lr: float = 0.05) -> None:
+        super().__init__(model_params, lr)
+
+
 class AsksForModel(Sound):
     def __init__(self, model: Any, lr: float = 0.05) -> None:
         super().__init__([p for name, p in model.named_parameters() if name and p.requires_grad], lr=lr)
@@ -703,7 +708,7 @@ def requires_rate(self: Any, params: Any, lr: Any = Sound) -> None:
     Sound.__init__(self, params, 1 * lr)  # the default only marks that it is required
 
 
-for name in ("RelativeDecay", "OwnGenerator", "AsksForFlags", "AsksForNames", "AsksForModel"):
+for name in ("RelativeDecay", "OwnGenerator", "AsksForFlags", "AsksForNames", "AsksForModel", "AsksForModelParams"):
     note(name)
 SPECS["AsksForFlags"] = replace(SPECS["AsksForFlags"], groups=BY_FLAG)
 

@@ -82,7 +82,9 @@ def leaderboard(
     """
     from bench.results.render import FORMATS, as_json, printed
 
-    file, requested = path_of(out), [*BOARD_NAMES] if all else names("board", board)
+    file, requested = path_of(out), names("board", board)
+    if all:
+        requested = [*BOARD_NAMES, *(requested or [])]
     if file is not None:
         format_of(file, FORMATS)  # fail before the boards are made
     check_known("board", [name for name in requested or [] if ":" not in name], BOARD_NAMES)

@@ -16,8 +16,9 @@ from bench.terminal import width
 from bench.text import cell, counted, listed
 
 MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", WITHIN_TUNING: "≈", "reference": "ref."}
+_TIE = "≈ no difference found (at all, or within tuning)"
 LEGEND = (
-    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found (at all, or within tuning), ? no verdict.",
+    f"▲ better and ▼ worse than the reference (ref.), {_TIE}, ? no verdict.",
     "A dash: not run, or tuning found no usable setting.",
 )
 MOST_LINES, MOST_COLUMNS = 40, 100  # of the summary; ours

@@ -183,9 +183,9 @@ def load(name: str) -> Experiment:
     arms = dict(experiment.arms)
     for label, arm in experiment.arms.items():
         if arm.get("tuned") is True:
-            own = {name: value for name, value in arm.items() if name != "tuned"}
-            given = experiment.common | own
+            settings = {name: value for name, value in arm.items() if name != "tuned"}
+            given = experiment.common | settings
             tuned = tuned_settings(str(given.get("task")), str(given["opt"]), given, shipped=True)
-            arms[label] = {name: value for name, value in tuned.items() if name not in given} | own
+            arms[label] = {name: value for name, value in tuned.items() if name not in given} | settings
     check_known("arm", (label for claim in experiment.claims for label in claim.arms), arms)
     return experiment.model_copy(update={"arms": arms})

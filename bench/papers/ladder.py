@@ -62,9 +62,8 @@ def ladder(task: str, axis: str, reference: str, rungs: Rungs) -> tuple[Board, F
     y = f"steps / steps of {reference}"
     panel = Panel(f"{task}: steps at equal loss", axis, y, "xy", lines, facts, limits, marks=True)
     series = {opt: bare(opt) for opt in [reference, *opts]}
-    return Board("ladder", "Ladder", [table]), Figure(
-        [panel], series, frozenset(series.values()) - {*OPTIMIZERS.built_in}
-    )
+    ours = frozenset(series.values()) - {*OPTIMIZERS.built_in}
+    return Board("ladder", "Ladder", [table]), Figure([panel], series, ours)
 
 
 def _ratio(opt: str, reference: str, groups: Mapping[str, Group]) -> Interval:

@@ -112,7 +112,7 @@ def over_points(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> lis
 
 def _tables(contents: Contents, run: RunResult) -> dict[str, Columns]:
     """A run's tables, with `relative_norm_W` (||W|| / ||W_mm||), and its evaluations as the table `validations`."""
-    tables, rows = contents.tables(run.run_id), run.validations
+    tables, rows = dict(contents.tables(run.run_id)), run.validations
     measured, norm = tables.get("measurements", {}), dict(run.facts.get("att_svm") or {}).get("norm")
     if norm and "norm_W" in measured:
         tables["measurements"] = measured | {"relative_norm_W": measured["norm_W"] / norm}

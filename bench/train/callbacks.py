@@ -165,7 +165,7 @@ class Recorder(BaseRecorder):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:  # type: ignore[override]
         """Report the metric at the final and the best weights."""
         result = self.result
-        self.progress.stop()
+        self.progress.stop(self.result.cost)
         if result.status in ("killed", "running"):
             return
         self.watch.close()

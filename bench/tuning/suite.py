@@ -128,11 +128,11 @@ class Suite(BaseModel):
         refuse_too_many("this suite", runs)
         for study in every:
             study.spec.design.wanted(study.trials, common_trials(tasks[study.spec.task]))  # raises if impossible
-        first, *others = [study.spec.typical(places) for study in every]
-        for other in others if self.rungs else ():
-            ours, theirs = first.problem, other.problem
-            if names := [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]:
-                why = f"{first.opt} and {other.opt} differ in {listed(names)}, so steps are not comparable"
+        problems = [(study.spec.opt, study.spec.typical(places).problem) for study in every if self.rungs]
+        for opt, problem in problems[1:]:
+            first, usual = problems[0]
+            if names := [name for name in {**usual, **problem} if usual.get(name) != problem.get(name)]:
+                why = f"{first} and {opt} differ in {listed(names)}, so steps are not comparable"
                 raise UserError(f"size {self.rungs[0].size:,.15g}: {why}; give all optimizers the same")
         return list(tasks.values())
 
