@@ -85,12 +85,12 @@ def test_the_median_over_seeds(values, mode, median):
         ([9.0, 1.0, 2.0], "min", -math.inf, 1),
         ([9.0, 1.0, 2.0], "max", -math.inf, 0),
         ([None, 3.0, None], "min", -math.inf, 1),
-        ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 1),  # the first of the two in the middle
+        ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 0),
         ([1.0, 5.0, 1.0, 5.0, 1.0], "max", -math.inf, 1),
-        ([1e-17, 1e-30, 0.0, 1e-3], "min", CONVERGED, 1),
+        ([1e-3, 1e-17, 1e-30, 0.0], "min", CONVERGED, 1),
         ([None, None], "max", -math.inf, None),
         ([0.0, -0.0], "min", -math.inf, 0),
     ],
 )
-def test_the_best_is_the_middle_one_of_equals(scores, mode, least, best):
+def test_the_best_is_the_first_of_equals(scores, mode, least, best):
     assert best_index(scores, mode, least) == best

@@ -134,8 +134,9 @@ def test_other_values_vary_fastest() -> None:
         (lambda p: -valley(3.162)(p), 5, {"mode": "max"}, {"extension": [3.162, 10.0]}),
         (valley(0.1), 5, {}, {}),
         (lambda p: None, 1, {}, {}),
-        (lambda p: 1.0 if p["opt.lr"] < 0.005 else None, 3, {}, {"extension": [0.01, 0.003162, 0.001, 0.0003162]}),
-        (lambda p: 1e-20 * p["opt.lr"], 5, {"least": CONVERGED}, {}),  # all are equal
+        (lambda p: p["opt.lr"] if p["opt.lr"] < 0.005 else None, 3, {}, {"extension": [
+            0.01, 0.003162, 0.001, 0.0003162, 0.0001, 3.162e-05, 1e-05, 3.162e-06]}),
+        (lambda p: 1e-20 if p["opt.lr"] > 0.002 else 1, 5, {"least": CONVERGED}, {"extension": [0.003162, 0.001]}),
         (valley(0.1), 5, {"total": 8}, {"top-up": [0.003162, 3.162, 0.001]}),
         (valley(3.162), 5, {"total": 8}, {"extension": [3.162, 10.0], "top-up": [0.003162]}),
         (lambda p: 0.5 if p["opt.lr"] > 5 else valley(0.1)(p) + 1, 5, {"total": 9},
@@ -146,6 +147,21 @@ def test_a_grid_grows_where_its_best_is_at_an_edge(score: Any, trials: int, opti
     order, _ = simulate(GRID1, score, trials, **options)
     added = {kind: [w.point["opt.lr"] for w in order if w.kind == kind] for kind in ("extension", "top-up")}
     assert {kind: values for kind, values in added.items() if values} == more
+
+
+def test_refinement_adds_the_neighbours_of_the_best_at_half_and_a_quarter_of_the_spacing() -> None:
+    def bowl(point: Any) -> float:
+        return valley(0.05)(point) + math.log10(point["opt.c"] / 3) ** 2
+
+    order, _ = simulate(Design({"opt.lr": LR}, "refine"), valley(0.05), 9, total=14)
+    near = [trial.point["opt.lr"] for trial in order[9:]]
+    assert (near[:4], {trial.kind for trial in order[9:13]}) == ([0.01778, 0.05623, 0.04217, 0.07499], {"refinement"})
+    assert order[13].kind == "top-up"
+    two = Design(TWO_RANGES.space, "refine")
+    order, known = simulate(two, bowl, 9)
+    assert [trial.kind for trial in order].count("refinement") == 8
+    assert two.best([trial.point for trial in order], Scores(known)) == {"opt.lr": 0.04217, "opt.c": 3.162}
+    assert simulate(Design({"opt.lr": LR}, "refine"), lambda p: None, 1) == simulate(GRID1, lambda p: None, 1)
 
 
 def test_a_grid_grows_only_so_far() -> None:

@@ -41,7 +41,7 @@ def slope(lr: float) -> float:
 def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1), **words: Any) -> StudySpec:
     settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e-3:1e1", "trainer.max_steps": "20", "device": "cpu"}
     settings |= {name.replace("__", "."): value for name, value in words.items()}
-    sampler = settings.pop("sampler", None)
+    sampler = settings.pop("sampler", "grid")
     return make_spec(settings, sampler=sampler, seeds=list(seeds), report_seeds=list(reports), places={})
 
 
@@ -224,10 +224,11 @@ def test_impossible_studies_are_refused(words: dict[str, Any], message: str) -> 
         spec(**words)
 
 
-def test_more_than_two_ranges_are_searched_by_tpe() -> None:
+def test_one_or_two_ranges_are_refined_and_more_are_searched_by_tpe() -> None:
     two = {"opt__momentum": "0.009:0.9"}
     three = two | {"opt__weight_decay": "1e-5:1e-1"}
-    assert [spec(**more).sampler for more in ({}, two, three)] == ["grid", "grid", "tpe"]
+    samplers = [spec(**more, sampler=None).sampler for more in ({}, two, three, {"opt__lr": "0.1,1"})]
+    assert samplers == ["refine", "refine", "tpe", "grid"]
 
 
 def test_the_default_number_of_trials_is_whole_combinations() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
-from scipy.stats import binom, nct, qmc
+from scipy.stats import binom, nct
 
 from bench.results import stats
 from bench.results.render import markdown_table
@@ -21,6 +21,8 @@ from bench.results.resolution import missed
 from bench.results.retuning import tuning_variance
 from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins
 from bench.results.table import Table
+from bench.tuning.design import Design, Point, Sampler, Scores, point_key
+from optimizers import LogUniform
 
 Array = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -233,24 +235,37 @@ SHAPES = {
 }
 """Curvature and noise are those of the shipped studies of adamw: the parabola through the best point and those about
 3/4 decade away, and the fresh seeds."""
-SEARCHES = {"9 points, 1 tuning seed": (9, 1), "9 points, 3 seeds": (9, 3), "27 points, 3 seeds": (27, 3)}
+SEARCHES: dict[str, tuple[Sampler, int, int]] = {
+    "9 points, 1 tuning seed": ("qmc", 9, 1),
+    "9 points, 3 seeds": ("qmc", 9, 3),
+    "27 points, 3 seeds": ("qmc", 27, 3),
+    "grid of 9, 2 seeds": ("grid", 9, 2),
+    "refined grid of 9, 2 seeds": ("refine", 9, 2),
+    "refined grid of 9, 3 seeds": ("refine", 9, 3),
+}
+"""Sampler (`bench.tuning.design`), points of its design, and tuning seeds."""
 
 
 def search(
-    rng: np.random.Generator, shape: Shape, points: int, seeds: int, fresh: int = LEAST_SEEDS
+    rng: np.random.Generator, shape: Shape, sampler: Sampler, points: int, seeds: int, fresh: int = LEAST_SEEDS
 ) -> tuple[Array, float, float]:
-    """Fresh values at the setting that a search with a Halton sequence chose, what it missed, and the bound of it.
+    """Fresh values at the setting that a search chose, what it missed, and the bound of it.
 
     The best value is 0, anywhere in the middle 60 % of each axis.
     """
-    places = qmc.Halton(shape.axes, scramble=False).random(points + 1)[1:]
-    true = shape.cost(places, rng.uniform(0.2, 0.8, shape.axes))
-    scores = np.median(true[:, None] + rng.normal(0, shape.noise, (points, seeds)), axis=1)
-    best = scores.argmin()
+    design = Design({str(k): LogUniform(1.0, 1e4) for k in range(shape.axes)}, sampler)
+    tried, true, scores = list[Point](), list[float](), list[float]()
+    optimum = rng.uniform(0.2, 0.8, shape.axes)
+    while new := design.wanted(points, 0, Scores(dict(zip(map(point_key, tried), scores, strict=True))))[len(tried) :]:
+        places = np.array([[math.log10(x) / 4 for x in trial.point.values()] for trial in new])
+        costs = shape.cost(places, optimum)
+        tried += [trial.point for trial in new]
+        true += costs.tolist()
+        scores += np.median(costs[:, None] + rng.normal(0, shape.noise, (len(new), seeds)), axis=1).tolist()
+    best = int(np.argmin(scores))
     values = true[best] + rng.normal(0, shape.noise, fresh)
-    tried = [{str(k): 10.0 ** (4 * x) for k, x in enumerate(place)} for place in places.tolist()]
-    bound = missed(tried, scores.tolist(), float(values.std(ddof=1)) / math.sqrt(seeds))
-    return values, float(true[best]), bound
+    bound = missed(tried, scores, float(values.std(ddof=1)) / math.sqrt(seeds))
+    return values, true[best], bound
 
 
 @cache

@@ -100,7 +100,7 @@ def tune(
     trials: int | None = None,
     seeds: Seeds = 2,
     report_seeds: Seeds = 7,
-    sampler: Literal["grid", "qmc", "tpe"] | None = None,
+    sampler: Literal["grid", "refine", "qmc", "tpe"] | None = None,
     storage: str | None = None,
     out: Place | None = None,
     **more: Unpack[Fitting],
@@ -113,8 +113,9 @@ def tune(
 
     Args:
         seeds: tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list.
-        sampler: grid (default for up to two ranges): half decades of the first range, decades of the second, more at
-            an edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine points of that sequence.
+        sampler: grid: half decades of the first range, decades of the second, more at an edge; refine (default for up
+            to two ranges): then two rounds around the best, at half the spacing each; qmc: Halton sequence; tpe
+            (default for more): Optuna's TPE after nine points of that sequence.
         storage: also add the trials to this storage of Optuna, such as sqlite:///studies.db.
         out: folder of TASK/OPT.yaml; the command writes to tuned by default.
     """

@@ -71,11 +71,10 @@ def score_text(score: float, metric: str) -> str:
 
 
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
-    """Index of the best score, the middle one of ties; scores below `least` count as equal, None is never the best."""
+    """Index of the best score, the first one of ties; scores below `least` count as equal, None is never the best."""
     clipped = [None if score is None else max(score, least) for score in scores]
     present = [score for score in clipped if score is not None]
     if not present:
         return None
     top = min(present) if mode == "min" else max(present)
-    equal = [i for i, score in enumerate(clipped) if score == top]
-    return equal[(len(equal) - 1) // 2]
+    return clipped.index(top)

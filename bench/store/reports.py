@@ -45,7 +45,7 @@ class StudyRecord:
     seeds: list[Count]  # of tuning
     axes: list[Name]  # dotted names of the searched settings
     mode: Mode  # of the metric
-    sampler: Literal["grid", "qmc", "tpe"]
+    sampler: Literal["grid", "refine", "qmc", "tpe"]
     trials: list[StudyTrial]  # in the order of the design
     winner: RunId | None  # a run with the winning settings; None if no trial has a score
     lr_at_boundary: bool  # see `edges`; records of earlier versions had another rule

@@ -24,15 +24,18 @@ Axis = LogUniform | tuple[Any, ...]  # a range, or a list of values
 Space = dict[str, Axis]  # the searched settings, by dotted name (`opt.lr`)
 Point = Mapping[str, Any]  # a value for each name of a space
 Key = str  # a point as text (`point_key`)
-Sampler = Literal["grid", "qmc", "tpe"]
-Place = tuple[int, ...]
+Sampler = Literal["grid", "refine", "qmc", "tpe"]
+Place = tuple[float, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
-Kind = Literal["design", "extension", "top-up"]
-"""Why a point is tried: it is part of the design, the best was at an edge, or there were fewer than requested."""
+Kind = Literal["design", "extension", "refinement", "top-up"]
+"""Why a point is tried: it is part of the design, the best was at an edge, it is near the best, or there were fewer
+than requested."""
 TPE_STARTUP, TPE_ROUND = 9, 2
 """Points of the Halton sequence before TPE suggests any, and points at once, which keep two workers busy. Ours."""
 EXTENSION_LIMIT = 8
 """Maximum number of places added to a grid while its best is at an edge, even beyond a given range. Ours."""
+ROUNDS = 2
+"""Rounds of refinement, each with half the spacing of the one before. Ours."""
 LONGEST_GRID = 500  # half decades, which approach the range of float64
 
 
@@ -75,8 +78,9 @@ class Design:
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
     with all combinations of the other axes' values, the place nearest to the ranges' middles first (distances relative
     to their widths). While a neighbour of the best place has not been tried, it grows there by a decade. Without a
-    range, it has all combinations. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
-    takes the suggestions of Optuna's `TPESampler`; by default, up to two ranges make a grid, and more are searched by
+    range, it has all combinations. `refine` then adds the neighbours of the best in each range at half the spacing, and
+    of the best then at a quarter. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
+    takes the suggestions of Optuna's `TPESampler`. By default, up to two ranges are refined, and more are searched by
     TPE. The number of points is a multiple of `step`.
     """
 
@@ -85,19 +89,19 @@ class Design:
         self.ranges = {name: axis for name, axis in space.items() if isinstance(axis, LogUniform)}
         self.lists = {name: axis for name, axis in space.items() if not isinstance(axis, LogUniform)}
         self.combinations = math.prod(map(len, self.lists.values()))
-        self.sampler: Sampler = sampler or ("tpe" if len(self.ranges) > 2 else "grid")
-        self.step = self.combinations if self.sampler == "grid" else 1
+        self.sampler: Sampler = sampler or ("tpe" if len(self.ranges) > 2 else "refine" if self.ranges else "grid")
+        self.step = self.combinations if self.sampler in ("grid", "refine") else 1
 
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
 
         Those without a known score are to be tried next; new scores only append points. If a grid has stopped growing
-        with fewer than `total`, the next ones in its order are added.
+        and is refined with fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         refuse_too_many(f"--trials {count}", count)
         refuse_too_many("all combinations of these values", self.combinations)
-        if self.sampler == "grid" and self.ranges:
+        if self.sampler in ("grid", "refine") and self.ranges:
             return self._grown(scores, trials, total)
         if self.sampler == "qmc":
             points = self._sequence(count)
@@ -111,7 +115,7 @@ class Design:
         return [Trial(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
-        """The best point with a known score, the middle one of equals by `_position`; None if there is none."""
+        """The best point with a known score, the first of equals by `_position`; None if there is none."""
         known = sorted((point for point in points if point_key(point) in scores.by_key), key=self._position)
         best = best_index([scores.by_key[point_key(point)] for point in known], scores.mode, scores.least)
         return None if best is None else known[best]
@@ -143,17 +147,23 @@ class Design:
 
         outwards = [*itertools.islice(_outwards([*ranges.values()], steps), max(trials, total) // len(others) + 1)]
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
+        rounds = ROUNDS if self.sampler == "refine" else 0
+        spacings = [0.5**i for i in range(1, rounds + 1)]
         while True:
             by_place = {place: points(place) for place in kinds}
             wanted = [Trial(point, kind) for place, kind in kinds.items() for point in by_place[place]]
             if any(candidate.key not in scores.by_key for candidate in wanted):
                 return wanted
             best = self.best([candidate.point for candidate in wanted], scores)
-            grow = []
+            best_place, grow = next((place for place in kinds if best in by_place[place]), None), []
             if best is not None or not any(w.kind == "design" and w.key in scores.capped for w in wanted):
-                grow = _beyond(kinds, next((place for place in kinds if best in by_place[place]), None), steps)
+                grow = _beyond(kinds, best_place, steps) if len(spacings) == rounds else []
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
+            elif best_place is not None and spacings:
+                by = spacings.pop(0)
+                near = [_moved(best_place, k, sign * by) for k in range(len(ranges)) for sign in (-1, 1)]
+                kinds |= {place: "refinement" for place in near if place not in kinds}
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
                 kinds |= dict.fromkeys([place for place in outwards if place not in kinds][:lacking], "top-up")
@@ -223,7 +233,8 @@ def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Pl
     middles = [(math.log10(axis.low) + math.log10(axis.high)) / step for axis, step in axes]
     centre = [math.ceil(round(middle, 9) - 0.5) for middle in middles]  # rounded, so that float errors decide no ties
     widths = [2 * math.log10(axis.high / axis.low) / step for axis, step in axes]
-    near, seen = [(0.0, (0,) * len(axes))], set[Place]()
+    near: list[tuple[float, Place]] = [(0.0, (0,) * len(axes))]
+    seen = set[Place]()
     while True:
         _, offsets = heapq.heappop(near)
         if offsets in seen:
@@ -251,7 +262,7 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
     return [place for place in grow if place not in kinds][:room]
 
 
-def _moved(place: Place, axis: int, by: int) -> Place:
+def _moved(place: Place, axis: int, by: float) -> Place:
     return (*place[:axis], place[axis] + by, *place[axis + 1 :])
 
 
