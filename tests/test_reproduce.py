@@ -156,8 +156,8 @@ def test_quick_is_smaller_goes_elsewhere_and_says_so(cli: Any, folder: Path, sto
     assert "bench reproduce nobody/tiny --quick" in page
     claims = json.loads(Path("reproduced/nobody/tiny-quick/claims.json").read_text())
     assert claims["quick"] is claims["small_run"] is True
-    assert "| **small run: undecided** |" in page
-    assert "small run: undecided" in answer.out
+    assert "| **not tested at this scale** |" in page
+    assert "not tested at this scale" in answer.out
     assert {claim["verdict"] for claim in claims["claims"]} == {"undecided"}  # one seed decides nothing
 
 

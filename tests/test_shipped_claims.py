@@ -22,7 +22,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped pages."""
     monkeypatch.setattr("bench.api.experiments.RESULTS", tmp_path / "pages")
     for experiment, changes in {
-        "a2020/fig1": [{}, {"name": "y", "said": "small run: points to fails"}],
+        "a2020/fig1": [{}, {"name": "y", "said": "not tested at this scale"}],
         "a2020/fig2": [{"said": "depends on unpublished constants"}],
         "b2021/fig1": [{"name": "|z|", "effect": None, "low": None}, {"name": "q", "ours": True}],
     }.items():
@@ -37,12 +37,12 @@ def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: None) -> None:
     (board,) = json.loads(answer.out)
     counts, claims = board["tables"]
     assert counts["rows"] == [
-        {"paper": "a2020", "holds": 1, "depends on unpublished constants": 1, "small run: points to fails": 1},
+        {"paper": "a2020", "holds": 1, "depends on unpublished constants": 1, "not tested at this scale": 1},
         {"paper": "b2021", "holds": 1},
     ]
     assert [(row["experiment"], row["claim"], row["said"]) for row in claims["rows"]] == [
         ("a2020/fig1", "x", "holds"),
-        ("a2020/fig1", "y", "small run: points to fails"),
+        ("a2020/fig1", "y", "not tested at this scale"),
         ("a2020/fig2", "x", "depends on unpublished constants"),
         ("b2021/fig1", "|z|", "holds"),
         ("b2021/fig1", "q", "holds"),

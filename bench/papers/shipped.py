@@ -11,7 +11,7 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import PAGE_WORDS
 from bench.results.table import Board, Column, Table
 
-OURS = "statements of ours, tested beside a paper's, are not counted by paper"
+OURS = "statements of ours, tested beside a paper's, and those that begin with “the same” are not counted by paper"
 Page = dict[str, Any]
 """An experiment with its claims, as in `claims.json` (`bench.papers.reproduction.as_json`)."""
 
@@ -48,10 +48,14 @@ def board(pages: Sequence[Page]) -> Board:
 
 
 def counts(pages: Sequence[Page]) -> Table:
-    """The number of the papers' claims by paper and verdict."""
-    number = Counter(
-        (paper_of(page), claim["said"]) for page in pages for claim in page["claims"] if not claim.get("ours")
-    )
+    """The number of the papers' claims by paper and verdict; repetitions ("the same") count once."""
+    number = Counter[tuple[str, str]]()
+    for page in pages:
+        claims, statement, verdicts = [claim for claim in page["claims"] if not claim.get("ours")], "", set()
+        for claim in claims:
+            statement = statement if claim["paper"].startswith("the same") else claim["name"]
+            verdicts.add((statement, claim["said"]))
+        number.update((paper_of(page), said) for _, said in verdicts)
     verdicts = [verdict for verdict in PAGE_WORDS if any(of == verdict for _, of in number)]
     rows = [
         {"paper": paper} | {verdict: number[paper, verdict] for verdict in verdicts if number[paper, verdict]}

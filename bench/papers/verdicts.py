@@ -17,15 +17,9 @@ LEVEL = 0.05
 """Probability of any false verdict among the claims of an experiment, readings of a claim, or points of a search."""
 READING = "decided by our reading"
 CONSTANTS = "depends on unpublished constants"
-_WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
-
-
-def _of_small_run(word: str) -> str:
-    return "small run: " + "points to " * (word in _WORDS[:3]) + word
-
-
-PAGE_WORDS = (*_WORDS, *map(_of_small_run, _WORDS))
-"""Verdicts on a page, and those of small runs, which settle no claim."""
+NOT_TESTED = "not tested at this scale"
+PAGE_WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS, NOT_TESTED)
+"""Verdicts on a page; the last one is that of all small runs, which settle no claim."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -150,7 +144,7 @@ def page_word(verdict: str, readings: Iterable[str] = (), region: Iterable[str] 
         decided = set(verdicts) - {"undecided"}
         if "fails" in decided and len(decided) > 1:
             word = why
-    return _of_small_run(word) if small else word
+    return NOT_TESTED if small else word
 
 
 def in_words(x: Interval | None) -> str:
