@@ -79,6 +79,17 @@ def test_a_diverged_run_is_worse_than_every_number(store):
     assert (by_opt["adamw"]["effect"], by_opt["adamw"]["verdict"]) == (None, "worse")
 
 
+def test_collapsed_runs_are_counted_beside_the_median(store):
+    wide = [0.5, 0.9, 0.7, 0.75, 0.85, 0.6, 0.8]
+    keep(store, *seeds("adam", HIGH), *seeds("sgd", [*HIGH[:6], 0.1]), *seeds("muon", [*HIGH[:5], 0.1, 0.11]))
+    keep(store, *seeds("adamw", wide), *seeds("sgdm", [*HIGH[:5], 0.1]))
+    finals = {opt: row["final"] for opt, row in rows("quality", store).items()}
+    assert (finals["sgd"], finals["muon"]) == ("median 0.82, 1 of 7 collapsed", "median 0.81, 2 of 7 collapsed")
+    assert [finals[opt].mean for opt in ("adam", "adamw", "sgdm")] == pytest.approx(
+        [mean(HIGH), mean(wide), mean([*HIGH[:5], 0.1])]  # six are too few to tell
+    )
+
+
 def test_only_seeds_before_the_first_unfinished_one_decide(store):
     others = [make_run("sgd", seed, final=LOW[seed]) for seed in range(7) if seed != 4]
     keep(store, *seeds("adam", HIGH), *others)
@@ -147,7 +158,7 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     (table,) = board("pairs", store).tables
     assert table.title == "mnist, max_steps 100: Holm over 3 pairs"
     # Seven wins of seven decide a single pair, but none of three pairs.
-    assert {row["places"] for row in table.rows} == {"1 to 3"}
+    assert [column.key for column in table.columns] == ["opt", "n"]
     assert table.notes == ["7 seeds cannot decide any of 3 pairs; it takes 8 seeds or more"]
     for opt, ends in (("adam", HIGH), ("sgd", LOW), ("adamw", [x + 0.001 for x in HIGH])):
         keep(store, *seeds(opt, ends, first=7))

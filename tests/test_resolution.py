@@ -23,7 +23,7 @@ REFERENCE = Path(__file__).parents[1] / "results/reference/runs"
 @pytest.mark.parametrize("shape", ["lm", "sst2"])
 def test_the_bound_holds_as_often_as_it_says(shape: str) -> None:
     rng = np.random.default_rng(0)
-    held = sum(lost <= bound for _, lost, bound in (search(rng, SHAPES[shape], 9, 1) for _ in range(150)))
+    held = sum(lost <= bound for _, lost, bound in (search(rng, SHAPES[shape], "qmc", 9, 1) for _ in range(150)))
     assert held / 150 > CONFIDENCE - 3 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / 150)
 
 

@@ -50,7 +50,7 @@ def matrix(collected: Collected) -> tuple[dict[str, dict[Problem, Verdict]], set
     for problem, entries in collected.problems.items():
         metric, verdicts, _ = measure_and_verdicts(collected, problem)
         for entry in entries:
-            row, mean = verdicts.values(entry), metric.mean(entry) or entry.lost
+            row, mean = verdicts.values(entry), metric.summary(entry)
             words = row["verdict"] or collected.no_reference(problem)
             scale = f"{verdicts.scale}: {cell(row['effect'])}" if row.get("effect") is not None else ""
             short = mean.bound + cell(mean.mean, 3) if isinstance(mean, Interval) else mean
@@ -117,7 +117,7 @@ def headline(collected: Collected, problem: Problem) -> str:
         names[compared.words if isinstance(compared, Comparison) else "not compared"].append(entry.name + value)
     if excluded := collected.excluded(problem):
         names["not compared"] += excluded
-    named = f"{ref.name} ({ref.kind}, {metric.words} {cell(metric.mean(ref) or 'without a mean')})"
+    named = f"{ref.name} ({ref.kind}, {metric.words} {cell(metric.summary(ref))})"
     better = names.pop("better", [])
     first = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {named}."
     sentences = [first if better else f"No optimizer was found to be better than {named}."]

@@ -50,7 +50,7 @@ def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> 
             silent[why].append(entry.name)
         missed = may_have_missed(entry, metric)
         rows[entry] = verdicts.values(entry) | {
-            "final": metric.mean(entry) or entry.lost,
+            "final": metric.summary(entry),
             "final_tuned": retuned,
             "best": at_best.mean(entry),
             "trials": len(entry.study.trials) if entry.study else None,

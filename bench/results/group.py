@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from bench.results import stats
 from bench.results.selection import GAP, End, Mode, final_value
-from bench.results.sequential import OFTEN, Comparison, compare
+from bench.results.sequential import LEAST_SEEDS, OFTEN, Comparison, compare
 from bench.results.stats import UNBOUNDED, Interval, Range
 from bench.store.record import RunResult
-from bench.text import CONVERGED
+from bench.text import CONVERGED, cell
 
 Seed = tuple[int, int]
 """Seeds of the initialisation and of the order of the samples; runs that share both are paired."""
 
 HUGE = 1e100  # larger values count as missing, since their squares overflow; ours
 FAR = 200.0  # larger logarithms of factors are like infinite ones; ours
+COLLAPSE = 2.0  # seven normal values have such a gap in 3 % of cases; ours
 RANGES: dict[str, Range] = {"accuracy": (0.0, 1.0), "f1": (0.0, 100.0), "exact_match": (0.0, 100.0)}
 """Ends of bounded metrics (SQuAD's are in percent): an interval of their mean is cut there, at no cost in coverage."""
 
@@ -93,6 +96,22 @@ class Measure:
         values = self.values(group)
         mean = mean_interval(values, self.log)
         return mean and self.within(mean, values)
+
+    def summary(self, group: Group) -> Interval | str:
+        """The mean; the median and the number of collapsed runs, if there are some; else why there is none.
+
+        The k worst runs, fewer than half, have collapsed if they are separated from the others by more than `COLLAPSE`
+        times the range of these. At least `LEAST_SEEDS` runs are needed to tell.
+        """
+        if (mean := self.mean(group)) is None:
+            return group.lost
+        values = np.sort([value for value in self.values(group) if value is not None])
+        values = values if self.mode == "max" else values[::-1]  # the worst first
+        scaled, n = np.log(values) if self.log else values, len(values)
+        for k in range(1, (n + 1) // 2 if n >= LEAST_SEEDS else 1):
+            if abs(scaled[k - 1] - scaled[k]) > COLLAPSE * abs(scaled[k] - scaled[-1]) > 0:
+                return f"median {cell(float(np.median(values)))}, {k} of {n} collapsed"
+        return mean
 
     def within(self, mean: Interval, values: Iterable[End]) -> Interval:
         """The interval of these values' mean without impossible ones; an upper bound if a value is at the floor."""
