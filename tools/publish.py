@@ -11,13 +11,15 @@ import argparse
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any, NamedTuple
+
+from scipy.stats import binomtest
 
 from bench.api.experiments import RESULTS as PAPERS
 from bench.boards.collect import Collected, capped_trials, collect
@@ -28,6 +30,7 @@ from bench.boards.theory import theory
 from bench.config.values import place
 from bench.output import write
 from bench.papers import shipped
+from bench.papers.verdicts import LEVEL
 from bench.plots.curves import curves
 from bench.plots.panels import Figure
 from bench.results.render import markdown_table
@@ -48,6 +51,7 @@ DRAWN = ("cifar10", "lm", "mha_dm1", "synthetic_joint")
 """The tasks in the figure of README.md."""
 RUNS, FIGURE = Path("results/reference/runs"), Path("docs/_static/reference.png")
 README, RESULTS, SEARCHES = Path("README.md"), Path("docs/results.md"), Path("results/tuned/README.md")
+MARKS = ("▲", "▼", "≈")
 VERBS = {"▲": ("beats", "beat"), "▼": ("loses to", "lose to")}
 NAMES = {"adam": "Adam", "adamw": "AdamW", "momo": "MoMo", "muon": "Muon"}
 """Names of optimizers that are not in capitals."""
@@ -151,13 +155,32 @@ def _columns(runs: Collected) -> dict[str, _Column]:
     return columns
 
 
-def _by_optimizer(columns: Mapping[str, _Column], values: bool) -> list[str]:
-    """A table of optimizers and tasks in Markdown, with the marks of verdicts, and on request with values."""
+def _surviving(columns: Mapping[str, _Column]) -> set[tuple[str, str]]:
+    """The verdicts, by task and optimizer, that survive Holm's correction (1979) over all comparisons of a page.
+
+    Their levels are those of exact sign tests at the planned numbers of seeds.
+    """
+    levels = dict[tuple[str, str], float]()
+    for task, column in columns.items():
+        for row in (row for row in column.table.rows if mark_of(row.get("verdict")) in MARKS):
+            wins, losses = (row["compared"][of] for of in ("wins", "losses"))
+            levels[task, row["opt"]] = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    ordered = sorted(levels, key=lambda of: levels[of])
+    last = next((i for i, of in enumerate(ordered) if levels[of] > LEVEL / (len(ordered) - i)), len(ordered))
+    return {*ordered[:last]}
+
+
+def _by_optimizer(
+    columns: Mapping[str, _Column], values: bool, surviving: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """A table of optimizers and tasks in Markdown: marks of verdicts, twice if surviving, and on request values."""
     rows: dict[str, dict[str, str]] = {}
     for task, column in columns.items():
         for row in column.table.rows:
             value = f"{cell(row[column.key])} " * values
-            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + mark_of(row.get("verdict"))
+            mark = mark_of(row.get("verdict"))
+            mark *= 1 + (mark in VERBS and (task, row["opt"]) in surviving)
+            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + mark
     titles = [Column(task, task + f": {column.title}" * values) for task, column in columns.items()]
     return markdown_table(Table("", [Column("opt", "optimizer"), *titles], [rows[opt] for opt in sorted(rows)]))
 
@@ -166,7 +189,9 @@ def text(runs: Collected) -> str:
     """The reference results for README.md: a sentence for each finding, and the marks of all verdicts."""
     columns = _columns(runs)
     findings = [f"* {finding}" for finding in _findings(columns)]
-    return "\n".join([*findings, "", *_by_optimizer(columns, values=False), "", *LEGEND, ""])
+    surviving = _surviving(columns)
+    holm = "▲▲ and ▼▼ also hold with Holm's correction over the table (seven seeds are too few for that)."
+    return "\n".join([*findings, "", *_by_optimizer(columns, False, surviving), "", *LEGEND, holm, ""])
 
 
 def _findings(columns: Mapping[str, _Column]) -> list[str]:
