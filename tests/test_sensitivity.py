@@ -64,7 +64,7 @@ def test_median_and_quartiles_with_divergence_as_worst(finals, mode, diverged, m
     ("medians", "mode", "best"),
     [
         ([9, 1, None, 1.02], "min", 1),
-        ([5, 1, 1, 1, 5], "min", 2),  # the middle one of equals
+        ([5, 1, 1, 1, 5], "min", 1),  # the smallest of equals
         ([1, 1, 1], "min", None),
         ([None, None], "min", None),
         ([-1, -2, -1.9], "min", 1),

@@ -55,7 +55,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 
     answer = cli(*words, "--workers", 2, "--engine", "lightning")
     assert answer.code == 0, answer.err
-    assert answer.out.startswith(f"{name}: sgd on synthetic, sampler grid, seeds 1000, 1001\n")
+    assert answer.out.startswith(f"{name}: sgd on synthetic, sampler refine, seeds 1000, 1001\n")
     assert re.search(r"\nsynthetic sgd: best of 5 trials: opt.lr 1000, score .*; on 3 fresh seeds loss", answer.out)
     use = "bench fit --config tuned/synthetic/sgd.yaml"
     assert f"use it: {use}\n" in answer.out
