@@ -1,4 +1,4 @@
-"""Selection: the value that ranks a run, medians with divergence as the worst value, the middle one of equals."""
+"""Selection: the value that ranks a run, medians with divergence as the worst value, the first of equals."""
 
 import math
 

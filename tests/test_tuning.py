@@ -45,7 +45,7 @@ def strict_json(text: str) -> Any:
 
 
 def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("tune", *SMALL, "--trials", 5, "--report_seeds", 3)
+    words = ("tune", *SMALL, "--trials", 5, "--report_seeds", 3, "--sampler", "grid")
     dry = cli(*words, "--dry-run")
     assert dry.out.splitlines() == [f"opt.lr {lr}" for lr in ("316.2", "100", "1000", "31.62", "3162")]
     name = dry.err.split()[2].rstrip(":")
@@ -55,8 +55,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 
     answer = cli(*words, "--workers", 2, "--engine", "lightning")
     assert answer.code == 0, answer.err
-    assert answer.out.startswith(f"{name}: sgd on synthetic, sampler refine, seeds 1000, 1001\n")
-    assert re.search(r"\nsynthetic sgd: best of 5 trials: opt.lr 1000, score .*; on 3 fresh seeds loss", answer.out)
+    assert answer.out.startswith(f"{name}: sgd on synthetic, sampler grid, seeds 1000, 1001\n")
+    assert re.search(r"\nsynthetic sgd: best of 5 trials: opt.lr 316.2, score .*; on 3 fresh seeds loss", answer.out)
     use = "bench fit --config tuned/synthetic/sgd.yaml"
     assert f"use it: {use}\n" in answer.out
     folder = here / "tuned" / "synthetic"
@@ -73,16 +73,16 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     again = cli(*words, "--json")
     assert again.code == 0
     study = strict_json(again.out)
-    assert (study["study"], study["trials"], study["best"], study["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
+    assert (study["study"], study["trials"], study["best"], study["missing"]) == (name, 5, {"opt.lr": 316.2}, 0)
     assert study["fresh"]["seeds"] == [0, 1, 2]
     assert cli("list", "studies").out.splitlines()[1].split()[:3] == [name, "5", "0"]
-    assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
+    assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 316.2"
     _, heads, *trials, tie, plots = cli("show", name).out.splitlines()
     assert tie.startswith("gaps below 1e-16 tie")
     which = "--task synthetic --opt sgd"
     assert plots == f"plot it: bench plot sensitivity {which}; its fresh seeds: bench plot curves {which}"
     assert heads.endswith("train loss (suboptimality gap)")
-    assert [line.split()[:4] for line in trials if line.startswith("*")] == [["*", "opt.lr", "1000", "design"]]
+    assert [line.split()[:4] for line in trials if line.startswith("*")] == [["*", "opt.lr", "316.2", "design"]]
     assert len(trials) == len(strict_json(cli("show", name, "--json").out)["trials"]) == 5
 
     # `bench fit` uses the settings; that run is already stored.
@@ -98,7 +98,21 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 
     # More trials continue from there.
     monkeypatch.setattr(Crew, "_start", start)
-    more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
+    more = cli(
+        "tune",
+        *SMALL,
+        "--sampler",
+        "grid",
+        "--trials",
+        7,
+        "--report_seeds",
+        3,
+        "--workers",
+        1,
+        "--engine",
+        "lanes",
+        "--json",
+    )
     assert more.code == 0, more.err
     assert [trial["point"] for trial in strict_json(more.out)["tried"][:5]] == [
         trial["point"] for trial in study["tried"]

@@ -49,7 +49,7 @@ class Curve:
     opt: str
     x: str
     points: list[Point]
-    best: int | None  # index of the best point, the middle one of equals; None if all are equal or none may be the best
+    best: int | None  # index of the best point, the first of equals; None if all are equal or none may be the best
     joined: bool
 
 
@@ -139,7 +139,7 @@ def board(sweep: Sensitivity) -> Board:
     """A table for each curve, with `*` at the best, and notes."""
     unfinished = Counter(run.status for run in sweep.results if not run.finished)
     notes = [f"unfinished runs excluded: {cell(dict(unfinished))}"] * bool(unfinished)
-    notes += [f"gaps below {CONVERGED:g} tie, and the middle one wins (our rule)"] * sweep.above_infimum
+    notes += [f"gaps below {CONVERGED:g} tie, and the smallest value wins (our rule)"] * sweep.above_infimum
     return Board("sweep", f"{sweep.metric} against {sweep.x}", [_table(sweep, c) for c in sweep.curves], notes)
 
 

@@ -36,7 +36,7 @@ def trial_lines(study: StudyRecord, runs: Sequence[RunResult]) -> list[str]:
         if trial["score"] is None and of_trial:
             row[3] = "capped" if is_capped(of_trial) else "diverged"
     ties = above_infimum(runs) and sum(t["score"] is not None and t["score"] <= CONVERGED for t in study.trials) > 1
-    tie = f"gaps below {CONVERGED:g} tie, and the middle one wins (our rule)"
+    tie = f"gaps below {CONVERGED:g} tie, and the smallest step size wins (our rule)"
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
     table = Table.of(("", "settings", "kind", "state", metric.rstrip()), rows)
     return [clean(first), *shown(table), *[tie] * ties, *[f"{study.missing} more to try"] * bool(study.missing)]
