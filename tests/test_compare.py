@@ -205,16 +205,16 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
 def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_REFERENCE", str(ROOT / "results/reference/runs"))
     words = ("compare", "--task", "mha_dm1", "--opt", "ngd", "--device", "cpu", "--dry-run")
-    for given in ((), ("--trials", 17, "--budget", "2h")):
+    for given in ((), ("--trials", 25, "--budget", "2h")):
         answer = cli(*words, *given)
-        shipped = "(gd: reference results of 17 trials): each has 17 trials of 5 seeds"
+        shipped = "(gd: reference results of 25 trials): each has 25 trials of 5 seeds"
         assert f"ngd against gd on mha_dm1 {shipped}" in answer.out
         assert "tuned too" not in answer.err
     answer = cli(*words, "--trials", 3)
     assert "ngd against gd on mha_dm1: each has 3 trials of 2 seeds" in answer.out
     assert "gd: tuned too, since no reference results have these" in answer.err
     answer = cli(*words, "--against", "adamw,ps")
-    assert "(adamw and ps: reference results of 17 trials): each has 17 trials of 5 seeds" in answer.out
+    assert "(adamw and ps: reference results of 25 trials): each has 25 trials of 5 seeds" in answer.out
     assert "92 runs to do" in answer.out
     assert "gd and sgdm: tuned too, since" in cli(*words, "--against", "gd,sgdm").err
 

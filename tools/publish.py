@@ -26,7 +26,6 @@ from bench.boards.collect import Collected, capped_trials, collect
 from bench.boards.explain import tried
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
-from bench.boards.theory import theory
 from bench.config.values import place
 from bench.output import write
 from bench.papers import shipped
@@ -130,28 +129,22 @@ def _withdraw(arms: set[tuple[str, str]]) -> None:
 
 
 class _Column(NamedTuple):
-    """A task in the published tables: its kind, what its cells are, their key in the rows, and the table of a board."""
+    """A task in the published tables: its kind, what its cells are, and its table on the board `quality`."""
 
     kind: str
     title: str
-    key: str
     table: Table
 
 
 def _columns(runs: Collected) -> dict[str, _Column]:
     """The published tasks."""
-    ranked, aligned = ({table.title: table for table in board(runs).tables} for board in (quality, theory))
+    ranked = {table.title: table for table in quality(runs).tables}
     names = {problem.task: problem.name for problem in runs.problems}
     columns: dict[str, _Column] = {}
     for kind, parts in KINDS.items():
         for task in sorted(names.keys() & {task for part in parts for plan in suite.load(part) for task in plan.tasks}):
             table = ranked[names[task]]
-            ranks_nothing = any("at the floor" in note and "no target" in note for note in table.notes)
-            if ranks_nothing and names[task] in aligned:
-                columns[task] = _Column(kind, "final alignment", "alignment", aligned[names[task]])
-            else:
-                title = next(column.title for column in table.columns if column.key == "final")
-                columns[task] = _Column(kind, title, "final", table)
+            columns[task] = _Column(kind, next(c.title for c in table.columns if c.key == "final"), table)
     return columns
 
 
@@ -177,7 +170,7 @@ def _by_optimizer(
     rows: dict[str, dict[str, str]] = {}
     for task, column in columns.items():
         for row in column.table.rows:
-            value = f"{cell(row[column.key])} " * values
+            value = f"{cell(row['final'])} " * values
             mark = mark_of(row.get("verdict"))
             mark *= 1 + (mark in VERBS and (task, row["opt"]) in surviving)
             rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + mark

@@ -105,6 +105,8 @@ class Measure:
         """
         if (mean := self.mean(group)) is None:
             return group.lost
+        if mean.bound:
+            return mean  # values at the floor have no distances
         values = np.sort([value for value in self.values(group) if value is not None])
         values = values if self.mode == "max" else values[::-1]  # the worst first
         scaled, n = np.log(values) if self.log else values, len(values)
