@@ -26,7 +26,10 @@ def test_all_draws_are_looked_at_where_there_are_few() -> None:
     assert indices.shape == (math.comb(9, 4), 5)
     assert chances[indices.tolist().index([0, 1, 2, 3, 4])] == pytest.approx(math.factorial(5) / 5**5)
     for seeds in range(1, 8):
-        assert draws(seeds)[1].sum() == pytest.approx(1)
+        indices, chances = draws(seeds)
+        assert chances.sum() == pytest.approx(1)
+        expected = chances @ (indices[..., None] == range(seeds)).sum(1)
+        assert expected == pytest.approx(np.ones(seeds), abs=0.1)  # each seed is drawn equally often
 
 
 @given(st.integers(1, 3).flatmap(lambda s: st.lists(st.tuples(*[st.tuples(ends, ends)] * s), min_size=1, max_size=4)))
