@@ -9,11 +9,12 @@ from bench.store.record import RunResult
 from bench.text import CONVERGED
 
 
-def run(final=None, status="completed", metric="loss", excess=None, evaluations=()) -> RunResult:
+def run(final=None, status="completed", metric="loss", excess=None, evaluations=(), **changes) -> RunResult:
     values = {metric: final} | ({} if excess is None else {"excess": excess})
     rows = [{"step": i, "train_s": 0.0, **values} for i, values in enumerate(evaluations)]
     metrics = {} if final is None else {"final": values}
-    return RunResult("run", {}, status, metric=metric, split="test", final=final, metrics=metrics, validations=rows)
+    changes |= {"metric": metric, "split": "test", "final": final, "metrics": metrics, "validations": rows}
+    return RunResult("run", {}, status, **changes)
 
 
 # -- the value of a run ---------------------------------------------------------------------------------------------
@@ -49,6 +50,8 @@ def test_the_value_of_a_run(result, above, final, value):
         ([run(3.0, excess=1.0), run(2.0)], False),
         ([run(3.0, excess=1.0, status="diverged")], True),
         ([run(0.5, metric="accuracy", excess=1.0)], False),
+        ([run(3.0, excess=1.0, scale="log")], True),
+        ([run(3.0, excess=1.0, scale="linear")], False),  # the task declares that differences are compared
     ],
 )
 def test_whether_losses_are_compared_above_their_infimum(runs, above):
