@@ -90,13 +90,19 @@ def test_collapsed_runs_are_counted_beside_the_median(store):
     )
 
 
-def test_only_seeds_before_the_first_unfinished_one_decide(store):
-    others = [make_run("sgd", seed, final=LOW[seed]) for seed in range(7) if seed != 4]
-    keep(store, *seeds("adam", HIGH), *others)
-    training = begin(store, make_run("sgd", 4))
+SGD, ADAM = ("sgd", 4), ("adam", 4)
+
+
+@pytest.mark.parametrize("unfinished", [[SGD], [ADAM], [SGD, ("sgd", 6)], [SGD, ("adam", 6)], [ADAM, ("sgd", 6)]])
+def test_only_seeds_before_the_first_unfinished_one_decide(store, unfinished):
+    runs = [*seeds("adam", HIGH), *seeds("sgd", LOW)]
+    keep(store, *(run for run in runs if (run.config["opt"], run.config["seed"]) not in unfinished))
+    training = [begin(store, make_run(opt, seed)) for opt, seed in unfinished]
     row = rows("quality", store)["sgd"]
-    training.close()
-    assert (row["n"], row["won"], row["verdict"]) == (6, "0 of 4", "too few seeds (4 of 7)")
+    for writer in training:
+        writer.close()
+    assert row["n"] == 7 - sum(opt == "sgd" for opt, _ in unfinished)
+    assert (row["won"], row["verdict"]) == ("0 of 4", "too few seeds (4 of 7)")
 
 
 @pytest.mark.parametrize(
