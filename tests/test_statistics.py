@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.results import stats
@@ -123,6 +123,8 @@ def test_equal_methods_rarely_get_a_verdict_under_optional_stopping(name: str) -
 # -- all pairs --------------------------------------------------------------------------------------------------------
 
 
+@example([[2.0, *[0.0] * 13], *[[1.0] * 14] * 4])  # 13 of 14 wins decide none of ten pairs
+@example([[1.0] * 14, [0.0] * 2 + [2.0] * 12, [3.0] * 14, [4.0] * 14, [5.0] * 14])  # 12 of 14 decide the last one
 @given(st.lists(st.lists(st.integers(0, 3).map(float), min_size=14, max_size=14), min_size=2, max_size=5))
 def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
     result = grid([[row] * len(rows) for row in rows], "max")
@@ -176,6 +178,8 @@ def test_median_time_counts_misses_and_does_not_drop_them() -> None:
     # A run that was censored at 1 says nothing about later times; a diverged run will never get there.
     assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, 1, 1]).median == 3
     assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, math.inf, math.inf]).median == 4
+    # It is the time from which half of the runs or fewer remain: 7 of 14, whose share is rounded to 0.5000000000000001.
+    assert stats.median_time([2, 3, *[4] * 5, *[None] * 8], [*[9] * 14, 1]).median == 4
     # Order statistics: the second of ten is below the median with probability 98.9 %.
     assert stats.median_time(list(range(1, 11)), [30] * 10) == stats.MedianTime(5, 2, 9, 30)
     assert stats.median_time([20] * 10, [30] * 10) == stats.MedianTime(20, 20, 20, 30)
