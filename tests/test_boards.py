@@ -160,19 +160,21 @@ def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
 
 
 def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
-    keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW), *seeds("adamw", [x + 0.001 for x in HIGH]))
+    entrants = {"adam": HIGH, "sgd": LOW, "adamw": [x + 0.001 for x in HIGH], "sngd": [x - 0.001 for x in LOW]}
+    keep(store, *(run for opt, ends in entrants.items() for run in seeds(opt, [*ends, ends[0]])))
     (table,) = board("pairs", store).tables
-    assert table.title == "mnist, max_steps 100: Holm over 3 pairs"
-    # Seven wins of seven decide a single pair, but none of three pairs.
+    assert table.title == "mnist, max_steps 100: Holm over 6 pairs"
+    # Eight wins of eight decide a single pair, and any of three or four, but none of six pairs.
     assert [column.key for column in table.columns] == ["opt", "n"]
-    assert table.notes == ["7 seeds cannot decide any of 3 pairs; it takes 8 seeds or more"]
-    for opt, ends in (("adam", HIGH), ("sgd", LOW), ("adamw", [x + 0.001 for x in HIGH])):
-        keep(store, *seeds(opt, ends, first=7))
+    assert table.notes == ["8 seeds cannot decide any of 6 pairs; it takes 9 seeds or more"]
+    for opt, ends in entrants.items():
+        keep(store, *seeds(opt, ends, first=8))
     (table,) = board("pairs", store).tables
-    assert [(row["opt"], row["places"]) for row in table.rows] == [("adamw", "1"), ("adam", "2"), ("sgd", "3")]
-    heads = [f"against {name}" for name in ("adamw", "adam", "sgd")]
-    assert [table.rows[0].get(head) for head in heads] == [None, "better", "better"]
-    assert [table.rows[2].get(head) for head in heads] == ["worse", "worse", None]
+    places = [("adamw", "1"), ("adam", "2"), ("sgd", "3"), ("sngd", "4")]
+    assert [(row["opt"], row["places"]) for row in table.rows] == places
+    heads = [f"against {name}" for name, _ in places]
+    assert [table.rows[0].get(head) for head in heads] == [None, "better", "better", "better"]
+    assert [table.rows[2].get(head) for head in heads] == ["worse", "worse", None, "better"]
     assert not table.notes
 
 
