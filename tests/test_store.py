@@ -161,6 +161,14 @@ def test_a_run_in_a_block_of_several_is_not_trained_again(kept: Store, cli: Cli)
     assert [run.engine for run in kept.contents([run.run_id]).finished.values()] == ["lightning"]
 
 
+def test_repeated_runs_are_read_anew(kept: Store) -> None:
+    for value in (0.5, 0.25):
+        add_block(kept.folder, "ab", value, final=value)
+        assert kept.contents(["a"]).finished["a"].final == value
+        assert kept.tables("a")["curve"]["loss"].tolist() == [value] * 3
+        assert kept.tables("a")["measurements"]["angle"].tolist() == [value]
+
+
 # -- blocks in training -----------------------------------------------------------------------------------------------
 
 
@@ -176,6 +184,14 @@ def test_a_block_in_training_is_seen_until_its_process_ends(kept: Store) -> None
     assert {(run.status, run.steps) for run in kept.runs()} == {("killed", 2)}
     shutil.rmtree(writer.folder)
     assert [*kept.runs()] == []
+
+
+def test_a_killed_attempt_hides_no_block_in_training(kept: Store) -> None:
+    kill(begin(kept.folder, record("a")))
+    assert [run.status for run in kept.runs()] == ["killed"]
+    writer, _ = begin_block(kept.folder, "ba")
+    assert {run.run_id: run.status for run in kept.runs()} == {"a": "running", "b": "running"}
+    writer.drop()
 
 
 BEGIN = """
