@@ -151,10 +151,10 @@ class Fragile(SGD):
 '''
 
 
-def fragile(folder: Path, *bad: float) -> tuple[str, ...]:
+def fragile(folder: Path, *bad: float, rates: str = "0.1,0.2,0.4,0.8") -> tuple[str, ...]:
     (folder / "fragile.py").write_text(f"BAD = {bad}\n{FRAGILE}")
-    return ("sweep", "--task", "synthetic", "--opt", "fragile.py:Fragile", "--opt.lr", "0.1,0.2,0.4,0.8", "--seeds",
-            "1", "--trainer.max_steps", "5", "--device", "cpu")  # fmt: skip
+    return ("sweep", "--task", "synthetic", "--opt", "fragile.py:Fragile", "--opt.lr", rates, "--seeds", "1",
+            "--trainer.max_steps", "5", "--device", "cpu")  # fmt: skip
 
 
 @pytest.mark.matrix(keep=1)
@@ -170,11 +170,20 @@ def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
 
 
-def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:
-    answer = cli(*fragile(here, 0.1, 0.2, 0.4), "--engine", "lightning")
+@pytest.mark.parametrize(
+    ("bad", "says", "ended"),
+    [
+        ((0.1, 0.2, 0.4), "the first 3 failed, the last with: run synthetic-", {"failed": 3}),
+        ((0.2, 0.4, 0.8), "3 runs failed: synthetic-", {"failed": 3, "completed": 2}),
+    ],
+)
+def test_three_that_break_end_the_command_before_one_has_ended_only(
+    cli, here: Path, bad: tuple[float, ...], says: str, ended: dict[str, int]
+) -> None:
+    answer = cli(*fragile(here, *bad, rates="0.1,0.2,0.4,0.8,1.6"), "--engine", "lightning")
     assert answer.code == 1
-    assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 failed, the last with: run synthetic-")
-    assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
+    assert answer.err.splitlines()[-1].startswith(f"bench: error: {says}")
+    assert Counter(run.status for run in Store(here / "runs").runs()) == ended
 
 
 def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
