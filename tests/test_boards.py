@@ -234,6 +234,15 @@ def test_tuning_seeds_stay_out_and_seeds_by_hand_come_in(store):
     assert (row["n"], row["settings"], row["trials"]) == (7, "tuned", 3)
 
 
+def test_of_several_records_of_a_study_the_one_with_most_trials_counts(store, tmp_path):
+    add_tuned(store, "adam", A)
+    older, first = tmp_path / "older", seeds("adam", [0.4] * 2, 1000, words={"opt.lr": 0.01})
+    study(older, {0.01: 0.3}, {0.01: first}, first[0], name="of-adam")
+    for folders in ((store, older), (older, store)):
+        (row,) = rows("quality", *folders).values()
+        assert (row["n"], row["settings"], row["trials"]) == (5, "tuned", 3)
+
+
 def test_a_study_that_was_cut_short_has_no_row(store):
     keep(store, *seeds("adam", A))
     for lr in (0.1, 1.0):
@@ -388,6 +397,11 @@ def test_seconds_stay_within_a_type_of_machine(store):
     assert "machine: (1) H, lanes; (2) abacus, 1 thread, lightning" in table.notes
     (seconds, *_) = [column.title for column in table.columns if column.key == here]
     assert seconds == "median seconds (2)"
+    keep(store, *reaching("gd", [10], words={"trainer.num_nodes": 2}))
+    keep(store, *reaching("ngd", [10], words={"trainer.devices": 2}))
+    by_opt = rows("speed", store)
+    for opt in ("gd", "ngd"):
+        assert [key for key, value in by_opt[opt].items() if "seconds on" in key and value] == [f"{here}, 2 devices"]
 
 
 def test_a_study_whose_cap_excluded_everything_says_so(store):
