@@ -84,13 +84,14 @@ def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, e
     assert files[0].read_bytes() == files[1].read_bytes() != b""
 
 
-def check(store: Path, opt: str, word: str, *, version: int = 1, of: str = "groups") -> None:
-    write(store, report_of(opt, {}, [verdict_of(catalogue()[of], {"verdict": word})], {"version": version}))
+def check(store: Path, opt: str, word: str, *, version: int = 1, of: str = "groups", **options: str) -> None:
+    write(store, report_of(opt, options, [verdict_of(catalogue()[of], {"verdict": word})], {"version": version}))
 
 
 def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_path):
     check(filled, "adam", "fail", of="syncs")  # a minor failure: it neither changes results nor blocks a set-up
     check(filled, "adam", "fail", version=2)
+    check(filled, "adam", "fail", rest="sgd")  # on both methods together, beside the report on adam alone
     check(filled, "sgd", "pass")
     check(tmp_path / "other", "sgd", "error")  # if the results of two machines differ, the worse one counts
     words = ["leaderboard", "--store", str(filled), "--store", str(tmp_path / "other"), "--json"]
