@@ -7,7 +7,7 @@ import pytest
 
 from bench.store.block import block_name
 from bench.store.files import DONE, RUNS
-from bench.store.reports import StudyRecord, read_report
+from bench.store.reports import CheckRecord, StudyRecord, read_report, write_report
 from bench.store.stores import Stores
 from tests.stored import Store, add_block, add_run, add_study, begin, begin_block, kill, record
 
@@ -42,12 +42,13 @@ def no_trace(store: Path) -> bool:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A store with a run `a`, blocks `bc` and `cd`, and a study; of two blocks the first by name is read."""
+    """A store with a run `a`, blocks `bc` and `cd`, a study and a check; of two blocks the first by name is read."""
     folder = tmp_path / "source"
     add_run(folder, "a", lr=0.5)
     for ids, loss in (("cd", 2.0), ("bc", 1.0)):
         add_block(folder, ids, loss)
     add_study(folder, "s")
+    write_report(folder, CheckRecord("ngd", True, {}, [{"check": "groups", "verdict": "pass"}]))
     return folder
 
 
@@ -61,11 +62,12 @@ FIRST = 2.0 if block_name(["c", "d"]) < block_name(["b", "c"]) else 1.0
 def test_a_store_is_copied_whole(cli, source, tmp_path):
     before = digest(source)
     answer = cli("merge", source, tmp_path / "new" / "dest")
-    assert answer == (0, "4 runs copied, 0 already there, 0 skipped; 1 record of studies copied\n", "")
+    records = "1 record of studies and 1 record of checks"
+    assert answer == (0, f"4 runs copied, 0 already there, 0 skipped; {records} copied\n", "")
     assert same(source, tmp_path / "new" / "dest")
     assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [FIRST] * 3  # from the block that comes first
     stores = Stores([tmp_path / "new" / "dest"])
-    assert [study.name for study in stores.studies] == ["s"]
+    assert [report.name for report in (*stores.studies, *stores.checks)] == ["s", "ngd"]
     assert stores.damaged == []
     assert no_trace(tmp_path / "new" / "dest")
     assert digest(source) == before
@@ -147,7 +149,7 @@ def test_running_attempts_are_left_alone(cli, source, tmp_path):
     folder = begin(source, record("t", status="running"))
     block, _ = begin_block(source, "uv")
     answer = cli("merge", source, tmp_path / "dest")
-    assert answer.out == "4 runs copied, 0 already there, 3 skipped; 1 record of studies copied\n"
+    assert answer.out.startswith("4 runs copied, 0 already there, 3 skipped; 1 record of studies")
     assert sorted(answer.err.splitlines()) == [
         f"bench: note: {path} is in training" for path in sorted([block.folder, folder.folder])
     ]
