@@ -51,6 +51,14 @@ def test_curves_of_runs_of_their_own_and_of_blocks(filled):
     assert rows(query, filled) == [("a", 3, 0.375), ("b", 3, 0.5), ("c", 3, 0.5)]
 
 
+def test_a_run_in_two_stores_has_its_rows_once(tmp_path):
+    add_run(tmp_path / "alone", "a")
+    add_block(tmp_path / "others", "ab")
+    for view, *counts in (("runs", 1, 1), ("curves", 3, 3), ("measurements", 2, 1)):
+        query = f"select run_id, count(*) from {view} group by run_id order by run_id"
+        assert rows(query, tmp_path / "alone", tmp_path / "others") == [*zip("ab", counts, strict=True)]
+
+
 def test_measurements_have_a_column_for_each_thing_that_was_measured(filled):
     measured = [("a", 0, 0.75, None), ("a", 2, None, None), ("b", 0, None, 0.5), ("c", 0, None, 0.5)]
     assert rows("select run_id, step, error, angle from measurements order by all", filled) == measured
