@@ -21,7 +21,7 @@ from bench.cli.commands import parse
 from bench.config.run_config import resolve
 from bench.plots.charts import CHARTS
 from bench.plots.report import page
-from bench.run_summary import fit_words
+from bench.run_summary import commands
 from bench.store.files import DONE
 from bench.store.record import RunResult
 from bench.store.stores import Stores
@@ -143,14 +143,15 @@ def test_a_run_with_a_damaged_table_is_named(store, tmp_path, capsys, command):
         {"task": "mnist", "opt": "sgd", "trainer.batch_size": "full", "task.n_train": 1000, "task.flip": True},
         {"task": "mnist", "opt": "sps", "opt.f_star": 0.25, "trainer.gradient_clip_val": 0.1, "precision": "64-true"},
         {"task": "cifar10", "opt": "sgd", "trainer.max_epochs": 0.5, "trainer.val_every": 7, "seed": 3, "data_seed": 4},
+        {"task": "synthetic", "opt": "sgd", "seed": 3, "data_seed": 0},
     ],
 )
 def test_the_command_of_a_row_makes_its_runs(words):
     config = resolve(words | {"device": "cpu"})
     run = RunResult(**json.loads(json.dumps(config.record_fields)))
-    call = parse("fit", shlex.split(fit_words(run))[2:]).keywords
-    given = call.pop("settings") | {k: v for k, v in call.items() if k != "command"}
-    again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})
+    (command,) = commands([run])
+    call = parse("fit", shlex.split(command)[2:]).keywords
+    again = resolve(call.pop("settings") | {k: v for k, v in call.items() if k != "command"})
     assert again.run_id == config.run_id
 
 
