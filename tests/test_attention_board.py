@@ -16,7 +16,7 @@ from bench.progress import SweepProgress
 from bench.store.block import CURVE_FIELDS
 from tasks import TASKS
 from tests import tiny_lm
-from tests.entered import board, seeds
+from tests.entered import board, rows, seeds
 from tests.stored import put
 
 
@@ -83,13 +83,27 @@ def test_verdicts_are_of_entropy_on_common_seeds() -> None:
     assert against({seed: values[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
 
 
-def test_a_head_that_is_0_has_no_stable_rank(store: Path) -> None:
-    """It is 0 / 0."""
+def add_observed(store: Path, opt: str, n: int, **known: float) -> None:
+    """Write runs whose losses and observations are 1, but these quantities."""
     steps = np.arange(5.0)
     curve = {"step": steps[1:], **dict.fromkeys(CURVE_FIELDS[1:], np.ones(4))}
-    values = {f"{name}_l0_h0": np.ones(5) for name in SHOWN} | {"stable_rank_QK_l0_h0": np.full(5, math.nan)}
-    for run in seeds("adam", [0.5] * 3, steps=4, words={"trainer.observe": 2}):
+    values = {f"{name}_l0_h0": np.full(5, known.get(name, 1.0)) for name in SHOWN}
+    for run in seeds(opt, [0.5] * n, steps=4, words={"trainer.observe": 2}):
         put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **values}}})
+
+
+def test_rows_of_the_board_are_compared_with_its_reference(store: Path) -> None:
+    for opt, entropy in (("adam", 1.0), ("sgd", 0.5), ("sngd", 1.25)):
+        add_observed(store, opt, 7, entropy=entropy)
+    shown = rows("attention", store)
+    verdicts = {opt: row["verdict"] for opt, row in shown.items()}
+    assert verdicts == {"adam": "reference", "sgd": "sparser", "sngd": "less sparse"}
+    assert [shown[opt]["difference"].mean for opt in ("sgd", "sngd")] == [-0.5, 0.25]
+
+
+def test_a_head_that_is_0_has_no_stable_rank(store: Path) -> None:
+    """It is 0 / 0."""
+    add_observed(store, "adam", 3, stable_rank_QK=math.nan)
     (table,) = board("attention", store).tables
     assert table.rows[0]["end_entropy"].mean == 1
     assert table.rows[0]["end_stable_rank_QK"] == "3 of 3 runs have none"
