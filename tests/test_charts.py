@@ -163,7 +163,7 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
 
 def test_a_profile_shows_shares_with_exact_intervals(store):
     for seed, at in enumerate((25, 50, 50, None)):
-        add_run(store, seed=seed, steps=100, steps_to_target=at)
+        add_run(store, seed=seed, steps=80, steps_to_target=at)  # all stopped early
     (chart,) = profile(collect_all(store)).panels
     line = trace(chart, "sgd")
     assert line.x.tolist() == [0, 0.25, 0.25, 0.5, 0.5, 1]
@@ -173,6 +173,7 @@ def test_a_profile_shows_shares_with_exact_intervals(store):
     high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
     np.testing.assert_allclose((line.low, line.high), [np.repeat(low, 2), np.repeat(high, 2)])
     assert chart.limits == (-0.03, 1.03)
+    assert "budget: 100 steps" in words(chart)
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
