@@ -134,6 +134,27 @@ def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
     assert ([row["opt"] for row in grid.rows], grid.notes) == (["adam"], ["sgd is not compared: tuned for loss"])
 
 
+def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(store):
+    add_tuned(store, "sngd", LOW, select_split="train")
+    elsewhere = {"words": {"opt.lr": 0.1}, "tuned_by": "unknown", "select_split": "val"}
+    keep(store, *seeds("sgd", LOW, tuned_on="train", **elsewhere), *seeds("adamw", LOW, tuned_on="val", **elsewhere))
+    keep(store, *seeds("adam", HIGH))
+    verdicts = {opt: row["verdict"] for opt, row in rows("quality", store).items()}
+    assert verdicts["sngd"] == verdicts["sgd"] == "not compared: tuned on training data and compared on held-out data"
+    assert verdicts["adamw"] == "worse"
+
+
+def test_better_and_worse_allow_for_the_search_of_the_loser_alone(store):
+    for opt, fresh in (("sgd", LOW), ("sngd", [x + 0.1 for x in HIGH])):
+        add_tried(store, {0.1: [0.4]}, {0.1: [0.4]}, fresh, won=0.1, opt=opt, name=opt)  # may have missed anything
+    keep(store, *seeds("adam", HIGH))
+    within = "no difference found (within tuning)"
+    expected = {"adam": {"sngd": "better", "sgd": within}, "sgd": {"sngd": within, "adam": within}}
+    for name, others in expected.items():
+        verdicts = {opt: row["verdict"] for opt, row in rows("quality", store, reference=name).items()}
+        assert verdicts == {name: "reference"} | others
+
+
 def test_rows_at_the_floor_are_compared_by_steps(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}
@@ -241,6 +262,16 @@ def test_of_several_records_of_a_study_the_one_with_most_trials_counts(store, tm
     for folders in ((store, older), (older, store)):
         (row,) = rows("quality", *folders).values()
         assert (row["n"], row["settings"], row["trials"]) == (5, "tuned", 3)
+
+
+@pytest.mark.parametrize("lr", [0.001, 50.0])
+def test_of_several_studies_the_winner_of_the_largest_is_shown(store, lr):
+    add_tuned(store, "adam", A, lr)
+    add_tried(store, CHOICE, CHOICE, FRESH, won=0.1, name="a-small")
+    winner = make_run("adam", 1000, words={"opt.lr": lr})
+    study(store, {lr: 0.5}, {lr: [winner]}, winner, name="a-smaller")  # with the winner of the largest
+    (entry,) = collect_from(store).entries
+    assert (entry.options["lr"], [len(study.trials) for study in entry.studies]) == (lr, [3, 1])
 
 
 def test_a_study_that_was_cut_short_has_no_row(store):
@@ -368,9 +399,11 @@ def reaching(opt: str, steps: list[int | None], **changes: Any) -> list[RunResul
 def test_another_target_is_read_from_the_evaluations(store, task, metric, target):
     evaluated = {metric: 0.5}, {metric: target}, {}
     values = [{"step": 10 * t, "train_s": t, **found} for t, found in enumerate(evaluated, 1)]
+    twice = [row | {"evaluations": 2 * row["step"]} for row in values]
     keep(store, *seeds("adam", A, task=task, validations=values))
-    (row,) = rows("speed", store, target=target).values()
-    assert (row["count"], row["steps"].median) == ("5 of 5", 20)
+    keep(store, *seeds("sgd", A, task=task, validations=twice, evaluations=200))
+    shown = [(row["count"], row["steps"].median, row["budget"]) for row in rows("speed", store, target=target).values()]
+    assert shown == [("5 of 5", 20, 100), ("5 of 5", 40, 200)]
 
 
 def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
