@@ -19,6 +19,7 @@ LABELS = WORDS | {
     "on_optimal": "softmax weight\non the optimal token",
     "attn_score": "softmax mass on\nrelevant tokens",
     "avg_norm_W": "mean over heads of the norm of W",
+    "avg_norm_U": "mean over heads of the norm of U, times sqrt(H)",
     "align_W": "alignment of W with the planted head (cosine)",
     "align_U": "alignment of U with the planted head (cosine)",
     "distance_u": "distance of the directions of u and u_mm",
