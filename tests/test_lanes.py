@@ -21,7 +21,7 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Sco
 from torchmetrics.regression import MeanSquaredError, R2Score
 
 from bench.config.run_config import RunConfig, resolve
-from bench.lanes.runs import Grid, make_lanes, train_block
+from bench.lanes.runs import Grid, LanesRecorder, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
 from bench.store.record import RunResult
@@ -488,7 +488,7 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, float) else [x for part in parts if part is not value for x in numbers(part)]
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize(
     ("task", "wild", "reason"),
     [
@@ -503,7 +503,7 @@ def test_a_diverging_lane_ends_early_and_harms_no_other(
     task: str, wild: float, reason: str, way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(OPTIMIZERS.built_in, "sgd", replace(OPTIMIZERS["sgd"], **way))
-    words = {"trainer__max_steps": 40, "task__dropout": 0.0}
+    words = {"trainer__max_steps": 40, "trainer__schedule": "cosine", "task__dropout": 0.0}
     first, gone, last, *others = lanes_of(block(store, task, "sgd", lrs(0.01, wild, 0.02), **words))
     record = gone["record"]
     assert (record["status"], record["final"]) == ("diverged", None)
@@ -519,10 +519,25 @@ def test_a_diverging_lane_ends_early_and_harms_no_other(
         assert gap(lane, same) < 1e-12
 
 
-@pytest.mark.deep
-def test_a_converged_lane_keeps_its_final_weights(store: Path) -> None:
+def test_time_is_divided_among_the_lanes_that_train(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def clock(recorder: LanesRecorder) -> tuple[float, float]:
+        return 3.0 * recorder.lanes.steps_done, 2.0 * recorder.lanes.steps_done  # in all, and of training
+
+    monkeypatch.setattr(LanesRecorder, "seconds", clock)
+    words = {"trainer__max_steps": 40, "trainer__val_every": 4}
+    results = train(block(store, "net", "sgd", lrs(0.01, 1e200, 0.02), seeds=(0,), **words))
+    assert results is not None
+    steps = [4 / 3 + 36 / 2, 4 / 3, 4 / 3 + 36 / 2]  # one lane diverges before the first validation
+    assert [result.wall_s for result in results] == pytest.approx([3 * share for share in steps])
+    assert [result.train_s for result in results] == pytest.approx([2 * share for share in steps])
+    assert results[0].validations[-1]["train_s"] == results[0].train_s
+
+
+def test_a_converged_lane_of_a_resumed_block_keeps_its_final_weights(store: Path) -> None:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]  # momentum moves weights without a gradient
     grid = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120)
+    stop = StopRequest()
+    assert train(grid, stop, Silent(12, lambda: stop.note(signal.SIGINT))) is None  # after one lane has converged
     converged, other = lanes_of(grid)
     assert converged["record"]["reason"] == "converged: the norm of the gradient is 0 in this precision"
     assert converged["record"]["steps"] < other["record"]["steps"] == 120
