@@ -254,18 +254,24 @@ def search(
     The best value is 0, anywhere in the middle 60 % of each axis.
     """
     design = Design({str(k): LogUniform(1.0, 1e4) for k in range(shape.axes)}, sampler)
-    tried, true, scores = list[Point](), list[float](), list[float]()
     optimum = rng.uniform(0.2, 0.8, shape.axes)
-    while new := design.wanted(points, 0, Scores(dict(zip(map(point_key, tried), scores, strict=True))))[len(tried) :]:
-        places = np.array([[math.log10(x) / 4 for x in trial.point.values()] for trial in new])
+    tried: list[Point] = []
+    true, scores = np.empty(0), np.empty(0)
+    while len(wanted := _wanted(design, points, tried, scores)) > len(tried):
+        places = np.array([[math.log10(x) / 4 for x in point.values()] for point in wanted[len(tried) :]])
         costs = shape.cost(places, optimum)
-        tried += [trial.point for trial in new]
-        true += costs.tolist()
-        scores += np.median(costs[:, None] + rng.normal(0, shape.noise, (len(new), seeds)), axis=1).tolist()
-    best = int(np.argmin(scores))
+        noise = rng.normal(0, shape.noise, (len(costs), seeds))
+        true, scores = np.append(true, costs), np.append(scores, np.median(costs[:, None] + noise, axis=1))
+        tried = wanted
+    best = scores.argmin()
     values = true[best] + rng.normal(0, shape.noise, fresh)
-    bound = missed(tried, scores, float(values.std(ddof=1)) / math.sqrt(seeds))
-    return values, true[best], bound
+    bound = missed(tried, scores.tolist(), float(values.std(ddof=1)) / math.sqrt(seeds))
+    return values, float(true[best]), bound
+
+
+def _wanted(design: Design, points: int, tried: Sequence[Point], scores: Array) -> list[Point]:
+    known = dict(zip(map(point_key, tried), scores.tolist(), strict=True))
+    return [trial.point for trial in design.wanted(points, 0, Scores(known))]
 
 
 @cache
@@ -275,12 +281,14 @@ def within_tuning(shape: str, of: str, repeats: int = 200) -> dict[str, float]:
     Without an effect any verdict is false. Also how often the bound holds.
     """
     rng, counts = np.random.default_rng(0), Counter[str]()
+    sampler, points, seeds = SEARCHES[of]
     for _ in range(repeats):
-        (first, *one), (second, *other) = (search(rng, SHAPES[shape], *SEARCHES[of]) for _ in range(2))
-        counts["bound"] += one[0] <= one[1]
+        first, lost, bound = search(rng, SHAPES[shape], sampler, points, seeds)
+        second, _, other_bound = search(rng, SHAPES[shape], sampler, points, seeds)
+        counts["bound"] += lost <= bound
         for effect in (0, 2, 4, 8):
             better = second + effect * SHAPES[shape].noise - first
-            plain, lower, upper = verdicts(np.array([better, better - other[1], better + one[1]]))[:, -1]
+            plain, lower, upper = verdicts(np.array([better, better - other_bound, better + bound]))[:, -1]
             within = (plain > 0 and lower > 0) or (plain < 0 and upper < 0)
             counts[f"plain {effect}"] += bool(plain if effect == 0 else plain > 0)
             counts[f"within {effect}"] += bool(within if effect == 0 else within and plain > 0)
