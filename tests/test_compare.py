@@ -215,7 +215,7 @@ def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pyt
     assert "gd: tuned too, since no reference results have these" in answer.err
     answer = cli(*words, "--against", "adamw,ps")
     assert "(adamw and ps: reference results of 25 trials): each has 25 trials of 5 seeds" in answer.out
-    assert "92 runs to do" in answer.out
+    assert "132 runs to do" in answer.out
     assert "gd and sgdm: tuned too, since" in cli(*words, "--against", "gd,sgdm").err
 
 

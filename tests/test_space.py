@@ -161,6 +161,9 @@ def test_refinement_adds_the_neighbours_of_the_best_at_half_and_a_quarter_of_the
     order, known = simulate(two, bowl, 9)
     assert [trial.kind for trial in order].count("refinement") == 8
     assert two.best([trial.point for trial in order], Scores(known)) == {"opt.lr": 0.04217, "opt.c": 3.162}
+    tied = Design({"opt.lr": (1.0, 0.1), "opt.c": LR}, "refine").best
+    points = [{"opt.lr": lr, "opt.c": c} for lr in (1.0, 0.1) for c in (1.0, 10.0)]
+    assert tied(points, Scores(dict.fromkeys(map(point_key, points), 1.0))) == {"opt.lr": 0.1, "opt.c": 1.0}
     assert simulate(Design({"opt.lr": LR}, "refine"), lambda p: None, 1) == simulate(GRID1, lambda p: None, 1)
 
 

@@ -211,7 +211,8 @@ def _name(opt: str) -> str:
 def details(runs: Collected) -> str:
     """The tables and the set-up, for docs/results.md."""
     columns = _columns(runs)
-    lines = ["Cells have means over fresh seeds and 95 % intervals, without the noise of tuning.", *LEGEND]
+    cells = "Cells have means over fresh seeds with 95 % intervals, without the noise of tuning, or medians."
+    lines = [cells, *LEGEND]
     for kind in KINDS:
         if tasks := {task: column for task, column in columns.items() if column.kind == kind}:
             lines += ["", f"**{kind.capitalize()}**", "", *_by_optimizer(tasks, values=True)]

@@ -114,8 +114,8 @@ def tune(
     Args:
         seeds: tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list.
         sampler: grid: half decades of the first range, decades of the second, more at an edge; refine (default for up
-            to two ranges): then two rounds around the best, at half the spacing each; qmc: Halton sequence; tpe
-            (default for more): Optuna's TPE after nine points of that sequence.
+            to two ranges): then the neighbours of the best, at half the spacing and at a quarter; qmc: Halton sequence;
+            tpe (default for more): Optuna's TPE after nine points of that sequence.
         storage: also add the trials to this storage of Optuna, such as sqlite:///studies.db.
         out: folder of TASK/OPT.yaml; the command writes to tuned by default.
     """

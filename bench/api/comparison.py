@@ -125,7 +125,8 @@ def _contest(
         raise UserError(f"batch sizes {text} make different problems; {advice}")
     source = f" ({listed(baselines)}: reference results of {len(shipped.trials)} trials)" if shipped else ""
     numbers = f"{counted(common_trials(studies), 'trial')} of {counted(len(studies[0].spec.seeds), 'seed')}"
-    numbers += " with more around the best" * (shipped is None and studies[0].spec.sampler == "refine")
+    refined = any(study.spec.sampler == "refine" and study.spec.design.ranges for study in studies)
+    numbers += ", then more around the best" * (shipped is None and refined)
     title = f"{', '.join(opts)} against {', '.join(baselines)} on {task}{source}: each has {numbers}"
     return f"{title}, and {counted(len(fresh), 'fresh seed')}", studies
 

@@ -51,7 +51,7 @@ def tune(
     if call.dry_run:
         crew_of([[study]], call)  # raises if it cannot be trained here
         points = [trial.point for trial in spec.design.wanted(study.trials)]
-        more = ", then two rounds around the best" * (spec.sampler == "refine")
+        more = ", then two rounds around the best" * (spec.sampler == "refine" and bool(spec.design.ranges))
         note(f"study {spec.name}: {counted(study.trials, 'trial')} of {counted(len(spec.seeds), 'seed')}{more}")
         return Answer(points, [*map(options_text, points)])
     if folder is None and call.command is not None:

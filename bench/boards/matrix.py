@@ -69,7 +69,7 @@ def summary(collected: Collected) -> str:
     (rows, ours, theirs), problems = matrix(collected), [*collected.problems]
     names = short_names([problem for problem in problems if problem not in theirs])
     columns = [NAME, *(Column(problem.key, name, wraps=True) for problem, name in names.items())]
-    table = Table("verdicts, and means over seeds", columns, [])
+    table = Table("verdicts, and means (or medians) over seeds", columns, [])
     for name, verdicts in rows.items():
         cells = {p.key: f"{verdict.mark} {verdict.short}".strip() for p, verdict in verdicts.items() if p in names}
         table.rows.extend([{"opt": f"{'● ' * (name in ours)}{name}", **cells}] * bool(cells))

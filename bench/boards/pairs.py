@@ -36,14 +36,14 @@ def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Tabl
             row[heads[j]] = {1: "better", -1: "worse", 0: "undecided"}[sign]
         rows.append(row)
     ranks = Column("places", "rank interval", "ranks compatible with the decided pairs")
-    pairs = [Column(head, head, "of the row; undecided: no difference found", colors=COLORS) for head in heads]
-    columns = [ranks, NAME, *pairs, SEEDS]
+    against = [Column(head, head, "of the row; undecided: no difference found", colors=COLORS) for head in heads]
+    columns = [ranks, NAME, *against, SEEDS]
     number, seeds = len(sound) * (len(sound) - 1) // 2, max((len(entry.runs) for entry in sound), default=0)
     notes = [floor] if floor else []
     if number and least_wins(seeds, tests=number)[-1] > seeds:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number)[-1] <= n)
         which = "the pair" if number == 1 else f"any of {number} pairs"
         notes.append(f"{counted(seeds, 'seed')} cannot decide {which}; it takes {needed} seeds or more")
-        columns = [NAME, SEEDS]
+        columns, rows = [NAME, SEEDS], [{"opt": row["opt"], "settings": row["settings"], "n": row["n"]} for row in rows]
     notes += [f"{name} is not compared: {why}" for name, why in {**refused, **collected.excluded(problem)}.items()]
     return Table(f"{problem.name}: Holm over {counted(number, 'pair')}", columns, rows, notes, problem.name)

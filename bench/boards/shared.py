@@ -150,7 +150,8 @@ def may_have_missed(entry: Entry, measure: Measure) -> float | None:
         return (math.log(max(value, CONVERGED)) if measure.log else value) * (1 if measure.mode == "min" else -1)
 
     fresh = [selection_value(run, measure.log) for run in entry.runs.values()]
-    trials = [(trial["point"], cost(trial["score"])) for trial in study.trials if trial["score"] is not None]
+    searched = [trial for trial in study.trials if trial["kind"] != "top-up"]  # those are far from the best
+    trials = [(trial["point"], cost(trial["score"])) for trial in searched if trial["score"] is not None]
     known = [cost(value) for value in fresh if value is not None]
     if len(known) < 2:
         return None

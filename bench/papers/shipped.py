@@ -11,7 +11,10 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import PAGE_WORDS
 from bench.results.table import Board, Column, Table
 
-OURS = "statements of ours, tested beside a paper's, and those that begin with “the same” are not counted by paper"
+OURS = (
+    "statements of ours, tested beside a paper's, are not counted by paper; claims that begin with “the same” count"
+    " with the one before, once for each verdict"
+)
 Page = dict[str, Any]
 """An experiment with its claims, as in `claims.json` (`bench.papers.reproduction.as_json`)."""
 

@@ -139,12 +139,14 @@ def page_word(verdict: str, readings: Iterable[str] = (), region: Iterable[str] 
     The verdicts of its readings, or at the points of a search, contradict each other if some are failures and others
     are not; undecided ones do not count. `small`: data, steps, model or seeds were reduced, so no claim is settled.
     """
+    if small:
+        return NOT_TESTED
     word = verdict
     for why, verdicts in ((CONSTANTS, [*region, verdict]), (READING, readings)):
         decided = set(verdicts) - {"undecided"}
         if "fails" in decided and len(decided) > 1:
             word = why
-    return NOT_TESTED if small else word
+    return word
 
 
 def in_words(x: Interval | None) -> str:

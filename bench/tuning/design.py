@@ -78,10 +78,10 @@ class Design:
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, each
     with all combinations of the other axes' values, the place nearest to the ranges' middles first (distances relative
     to their widths). While a neighbour of the best place has not been tried, it grows there by a decade. Without a
-    range, it has all combinations. `refine` then adds the neighbours of the best in each range at half the spacing, and
-    of the best then at a quarter. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it, then
-    takes the suggestions of Optuna's `TPESampler`. By default, up to two ranges are refined, and more are searched by
-    TPE. The number of points is a multiple of `step`.
+    range, it has all combinations. `refine` is a grid that, once grown, adds the neighbours of the best in each range
+    at half the spacing, then at a quarter. `qmc` takes points of an unscrambled Halton sequence; `tpe` begins with it,
+    then takes the suggestions of Optuna's `TPESampler`. By default, up to two ranges are refined, and more are searched
+    by TPE. The number of points is a multiple of `step`.
     """
 
     def __init__(self, space: Space, sampler: Sampler | None = None) -> None:
@@ -95,8 +95,8 @@ class Design:
     def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Trial]:
         """All points wanted so far, in their order; `UserError` if no design has this number.
 
-        Those without a known score are to be tried next; new scores only append points. If a grid has stopped growing
-        and is refined with fewer than `total`, the next ones in its order are added.
+        Those without a known score are to be tried next; new scores only append points. If a grid, grown and refined,
+        has fewer than `total`, the next ones in its order are added.
         """
         count, scores = max(trials, total), scores or Scores()
         refuse_too_many(f"--trials {count}", count)
@@ -121,12 +121,9 @@ class Design:
         return None if best is None else known[best]
 
     def _position(self, point: Point) -> tuple[float, ...]:
-        """Sort key of points: the first range, else the first list of numbers, then the other axes in their order."""
-        numbers = [name for name, values in self.lists.items() if all(map(is_number, values))]
-        main = [*self.ranges, *numbers][:1]
-        names = [*main, *(name for name in self.space if name not in main)]
-        by_value = [*main, *self.ranges]
-        return tuple(point[name] if name in by_value else self.lists[name].index(point[name]) for name in names)
+        """Sort key of points: by the values of ranges and lists of numbers, by the order of other lists."""
+        listed = {name: values for name, values in self.lists.items() if not all(map(is_number, values))}
+        return tuple(listed[name].index(value) if name in listed else value for name, value in point.items())
 
     def _combinations(self) -> list[Point]:
         """All combinations of the listed values; the last axis varies fastest."""
@@ -147,8 +144,7 @@ class Design:
 
         outwards = [*itertools.islice(_outwards([*ranges.values()], steps), max(trials, total) // len(others) + 1)]
         kinds: dict[Place, Kind] = dict.fromkeys(outwards[: trials // len(others)], "design")
-        rounds = ROUNDS if self.sampler == "refine" else 0
-        spacings = [0.5**i for i in range(1, rounds + 1)]
+        rounds = 0
         while True:
             by_place = {place: points(place) for place in kinds}
             wanted = [Trial(point, kind) for place, kind in kinds.items() for point in by_place[place]]
@@ -156,14 +152,15 @@ class Design:
                 return wanted
             best = self.best([candidate.point for candidate in wanted], scores)
             best_place, grow = next((place for place in kinds if best in by_place[place]), None), []
-            if best is not None or not any(w.kind == "design" and w.key in scores.capped for w in wanted):
-                grow = _beyond(kinds, best_place, steps) if len(spacings) == rounds else []
+            capped = best is None and any(w.kind == "design" and w.key in scores.capped for w in wanted)
+            if not (rounds or capped):
+                grow = _beyond(kinds, best_place, steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
-            elif best_place is not None and spacings:
-                by = spacings.pop(0)
-                near = [_moved(best_place, k, sign * by) for k in range(len(ranges)) for sign in (-1, 1)]
-                kinds |= {place: "refinement" for place in near if place not in kinds}
+            elif best_place is not None and self.sampler == "refine" and rounds < ROUNDS:
+                rounds += 1
+                near = [_moved(best_place, k, sign * 0.5**rounds) for k in range(len(ranges)) for sign in (-1, 1)]
+                kinds |= dict.fromkeys([place for place in near if place not in kinds], "refinement")
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
                 kinds |= dict.fromkeys([place for place in outwards if place not in kinds][:lacking], "top-up")

@@ -22,7 +22,7 @@ from optimizers.plugins import slug
 from tasks import TASKS
 
 GRID_POINTS = 9
-"""Default number of trials: as a grid of one range, four decades in half decades. Ours."""
+"""Default number of trials, before growth and refinement: four decades in half decades. Ours."""
 VERSIONS = ("task", "opt", "rest", "task_package", "opt_package")  # in the order of the hash
 TUNING_SEEDS = 1000
 """First seed of trials if only the number of seeds is given; reports begin with 0. Ours."""

@@ -196,6 +196,6 @@ def plan_lines(rows: Sequence[Mapping[str, Any]], workers: int) -> list[str]:
     ratios = [[f"{v[0]}/{v[1]}" if isinstance(v, list) else v for v in row.values()][:-1] for row in rows]
     times = [row["seconds"] / workers for row in rows]
     runs, crew = counted(sum(row["runs"] for row in rows), "run"), counted(workers, "worker")
-    about = f"{runs} to do, about {duration(sum(times))} with {crew} (less with lanes, more as grids grow)"
+    about = f"{runs} to do, about {duration(sum(times))} with {crew} (less with lanes, more for growth and refinement)"
     cells = ([*ratio, duration(time)] for ratio, time in zip(ratios, times, strict=True))
     return [*shown(Table.of(["task", "optimizer", study, *stored, "runs to do", "about"], cells)), about]
