@@ -167,6 +167,15 @@ def test_refinement_adds_the_neighbours_of_the_best_at_half_and_a_quarter_of_the
     assert simulate(Design({"opt.lr": LR}, "refine"), lambda p: None, 1) == simulate(GRID1, lambda p: None, 1)
 
 
+def test_a_grid_that_was_topped_up_is_not_refined() -> None:
+    design = Design({"opt.lr": LR}, "refine")
+    known = dict.fromkeys((trial.key for trial in design.wanted(3)), None)
+    topped = design.wanted(3, 7, Scores(known, capped=list(known)))
+    assert [trial.kind for trial in topped] == ["design"] * 3 + ["top-up"] * 4
+    scores = Scores(known | {trial.key: 1 / trial.point["opt.lr"] % 1 for trial in topped[3:]}, capped=list(known))
+    assert "refinement" not in {trial.kind for trial in design.wanted(3, 7, scores)}
+
+
 def test_a_grid_grows_only_so_far() -> None:
     pairs = Design({"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, "grid")
     for design, trials in ((GRID1, 1), (GRID1, 5), (pairs, 2), (pairs, 4)):

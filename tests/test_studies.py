@@ -22,7 +22,8 @@ from bench.tuning import study as studies
 from bench.tuning import tuned
 from bench.tuning.design import TPE_STARTUP, point_key
 from bench.tuning.spec import StudySpec, make_spec, trials_of
-from bench.tuning.study import Study, StudyResult
+from bench.tuning.study import Study, StudyResult, results_of
+from bench.tuning.suite import Suite
 from tests.stored import Store, put
 
 Score = Callable[[float], float | None]
@@ -222,6 +223,16 @@ def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
 def test_impossible_studies_are_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         spec(**words)
+
+
+def test_beside_a_list_of_values_no_search_grows(tmp_path: Path) -> None:
+    words = {"title": "lists", "tasks": ["synthetic"], "optimizers": {"gd": {"opt.lr": "0.01,0.1,1"}, "ngd": {}}}
+    suite = Suite.model_validate(words | {"tune": {"trials": 3}, "seeds": [0], "settings": {"trainer.max_steps": 20}})
+    (studies,) = suite.studies({"store": tmp_path})
+    for study in studies:
+        for _ in rounds(study):
+            pass
+    assert [(r.spec.sampler, len(r.trials)) for r in results_of(studies)] == [("qmc", 3), ("qmc", 3)]
 
 
 def test_one_or_two_ranges_are_refined_and_more_are_searched_by_tpe() -> None:

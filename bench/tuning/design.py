@@ -153,11 +153,12 @@ class Design:
             best = self.best([candidate.point for candidate in wanted], scores)
             best_place, grow = next((place for place in kinds if best in by_place[place]), None), []
             capped = best is None and any(w.kind == "design" and w.key in scores.capped for w in wanted)
+            topped_up = "top-up" in kinds.values()  # then it is not refined, or budgets would never become equal
             if not (rounds or capped):
                 grow = _beyond(kinds, best_place, steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
-            elif best_place is not None and self.sampler == "refine" and rounds < ROUNDS:
+            elif best_place is not None and self.sampler == "refine" and rounds < ROUNDS and not topped_up:
                 rounds += 1
                 near = [_moved(best_place, k, sign * 0.5**rounds) for k in range(len(ranges)) for sign in (-1, 1)]
                 kinds |= dict.fromkeys([place for place in near if place not in kinds], "refinement")

@@ -104,18 +104,31 @@ class Suite(BaseModel):
         return self.model_copy(update={"tasks": tasks, "optimizers": opts, "tune": tune, "rungs": [rung]})
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
-        """The studies, task by task; `UserError` if a setting is unknown or illegal."""
-        return [
-            make_spec(
-                {**self.settings, **(of_task or {}), **(of_opt or {}), "task": task, "opt": opt},
-                sampler=self.tune.sampler,
-                seeds=tuning_seeds(self.tune.seeds),
-                report_seeds=read_seeds(self.seeds, "--report_seeds"),
-                places=places,
-            )
-            for task, of_task in self.tasks.items()
-            for opt, of_opt in self.optimizers.items()
-        ]
+        """The studies, task by task; `UserError` if a setting is unknown or illegal.
+
+        Beside an optimizer with lists of values only, which cannot get more trials, grids must not grow: the sampler is
+        `qmc` then, if none is given.
+        """
+        seeds, fresh, specs = tuning_seeds(self.tune.seeds), read_seeds(self.seeds, "--report_seeds"), list[StudySpec]()
+        for task, of_task in self.tasks.items():
+            sampler, made = self.tune.sampler, list[StudySpec]()
+            for _ in range(2):
+                words = {**self.settings, **(of_task or {}), "task": task}
+                made = [
+                    make_spec(
+                        {**words, **(of or {}), "opt": opt},
+                        sampler=sampler,
+                        seeds=seeds,
+                        report_seeds=fresh,
+                        places=places,
+                    )
+                    for opt, of in self.optimizers.items()
+                ]
+                if sampler or len({bool(spec.design.ranges) for spec in made}) < 2:
+                    break
+                sampler = "qmc"
+            specs += made
+        return specs
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
         """The studies of each task, `UserError` if budgets cannot be made equal."""
