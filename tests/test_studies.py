@@ -232,7 +232,7 @@ def test_beside_a_list_of_values_no_search_grows(tmp_path: Path) -> None:
     for study in studies:
         for _ in rounds(study):
             pass
-    assert [(r.spec.sampler, len(r.trials)) for r in results_of(studies)] == [("qmc", 3), ("qmc", 3)]
+    assert [(r.spec.sampler, len(r.trials)) for r in results_of(studies)] == [("grid", 3), ("qmc", 3)]
 
 
 def test_one_or_two_ranges_are_refined_and_more_are_searched_by_tpe() -> None:

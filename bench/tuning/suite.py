@@ -106,28 +106,26 @@ class Suite(BaseModel):
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task; `UserError` if a setting is unknown or illegal.
 
-        Beside an optimizer with lists of values only, which cannot get more trials, grids must not grow: the sampler is
-        `qmc` then, if none is given.
+        Beside an optimizer with lists of values only, which cannot get more trials, grids must not grow: the others
+        have the sampler `qmc` then, if none is given.
         """
         seeds, fresh, specs = tuning_seeds(self.tune.seeds), read_seeds(self.seeds, "--report_seeds"), list[StudySpec]()
-        for task, of_task in self.tasks.items():
-            sampler, made = self.tune.sampler, list[StudySpec]()
-            for _ in range(2):
-                words = {**self.settings, **(of_task or {}), "task": task}
-                made = [
-                    make_spec(
-                        {**words, **(of or {}), "opt": opt},
-                        sampler=sampler,
-                        seeds=seeds,
-                        report_seeds=fresh,
-                        places=places,
-                    )
-                    for opt, of in self.optimizers.items()
-                ]
-                if sampler or len({bool(spec.design.ranges) for spec in made}) < 2:
-                    break
-                sampler = "qmc"
-            specs += made
+
+        def spec(task: str, opt: str, sampler: Sampler | None) -> StudySpec:
+            words = {
+                **self.settings,
+                **(self.tasks[task] or {}),
+                **(self.optimizers[opt] or {}),
+                "task": task,
+                "opt": opt,
+            }
+            return make_spec(words, sampler=sampler, seeds=seeds, report_seeds=fresh, places=places)
+
+        for task in self.tasks:
+            of_task = {opt: spec(task, opt, self.tune.sampler) for opt in self.optimizers}
+            if self.tune.sampler is None and not all(made.design.ranges for made in of_task.values()):
+                of_task |= {opt: spec(task, opt, "qmc") for opt, made in of_task.items() if made.design.ranges}
+            specs += of_task.values()
         return specs
 
     def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
