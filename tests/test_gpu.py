@@ -154,7 +154,7 @@ def test_recorded_steps_of_lanes_give_the_same_bits(
     monkeypatch.setitem(tasks.TASKS.built_in, task, replace(tasks.TASKS[task], lanes=True))
     for shortest in (1, 10**9):
         monkeypatch.setattr("bench.lanes.engine.REPLAYED_FROM", shortest)
-        more = "--seeds", 3, "--engine", "lanes", "--workers", 1, "--store", tmp_path / str(shortest)
+        more = "--seeds", 3, "--engine", "lanes", "--width", 3, "--workers", 1, "--store", tmp_path / str(shortest)
         answer = cli("fit", *words, *more)
         assert answer.code == 0, answer.err
         curves.append(stored_curves(tmp_path / str(shortest)))
