@@ -661,5 +661,5 @@ def test_a_stopped_block_resumes_bit_for_bit(spec: OptimizerSpec, opt: str, stor
     assert not left.busy
     assert {run.status for run in Store(store).runs()} == {"killed"}
     steps = [lane["record"]["steps"] for lane in whole]
-    assert steps.count(max(steps)) >= 4
+    assert [lane["record"]["status"] for lane in whole].count("completed") >= 4
     assert_goes_on(grid, whole, max(steps) - (3 if spec.traits.calls_closure_again else 15))
