@@ -99,15 +99,6 @@ def test_the_selection_split_chooses_and_the_other_is_shown() -> None:
     assert curve.best == 0
 
 
-def test_settings_whose_cap_sets_the_step_are_marked() -> None:
-    results = grid(1.0, 2.0, 3.0)
-    results[0].cap_share, results[1].cap_share = 0.99, 0.5
-    curve = only(results)
-    assert (curve.best, [point.capped for point in curve.points]) == (1, [True, False, False])
-    text = "\n".join(lines(analyse(results, ["opt.lr"], "min")))
-    assert re.search(r"^cap   +0.1 +1 ", text, re.MULTILINE), text
-
-
 # -- axes and curves ------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +189,7 @@ def test_the_table_reads_like_this() -> None:
     ("medians", "words"),
     [
         ((8, 4, 1), "the best value is at the edge of the grid: widen it"),
-        ((None, None), "no best: all are equally good, diverged or set by a step cap"),
+        ((None, None), "no best: all are equally good or diverged"),
     ],
 )
 def test_the_closing_lines_say_what_the_grid_shows(medians: Any, words: str) -> None:
@@ -207,7 +198,7 @@ def test_the_closing_lines_say_what_the_grid_shows(medians: Any, words: str) -> 
 
 def test_json_is_strict_and_says_what_the_table_says() -> None:
     sweep = analyse([*at(0.1, 1.0, 2.0), *at(0.2, None, None)], ["opt.lr"], "min")
-    end = {"capped": False, "others": {}}
+    end = {"others": {}}
     assert json.loads(json.dumps(as_json(sweep), allow_nan=False)) == {
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},

@@ -169,11 +169,8 @@ def test_refinement_adds_the_neighbours_of_the_best_at_half_and_a_quarter_of_the
 
 def test_a_grid_that_was_topped_up_is_not_refined() -> None:
     design = Design({"opt.lr": LR}, "refine")
-    known = dict.fromkeys((trial.key for trial in design.wanted(3)), None)
-    topped = design.wanted(3, 7, Scores(known, capped=list(known)))
-    assert [trial.kind for trial in topped] == ["design"] * 3 + ["top-up"] * 4
-    scores = Scores(known | {trial.key: 1 / trial.point["opt.lr"] % 1 for trial in topped[3:]}, capped=list(known))
-    assert "refinement" not in {trial.kind for trial in design.wanted(3, 7, scores)}
+    order, _ = simulate(design, lambda p: p["opt.lr"] if p["opt.lr"] > 1 else None, 3, 20)
+    assert [trial.kind for trial in order] == ["design"] * 3 + ["extension"] * 8 + ["top-up"] * 9
 
 
 def test_a_grid_grows_only_so_far() -> None:
@@ -197,12 +194,6 @@ def test_a_grid_of_two_ranges_goes_outwards_and_grows_beside_its_best() -> None:
     assert 0 < len(order[9:]) <= EXTENSION_LIMIT
     diverged, _ = simulate(TWO_RANGES, lambda p: 1.0 if p["opt.lr"] < 0.0005 else None, 9)
     assert [wanted.point["opt.lr"] for wanted in diverged[9:11]] == [0.0003162, 0.0001]
-
-
-def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps() -> None:
-    known = dict.fromkeys((wanted.key for wanted in GRID1.wanted(5)), None)
-    assert len(GRID1.wanted(5, 0, Scores(known))) == 7  # as if all had diverged
-    assert len(GRID1.wanted(5, 0, Scores(known, capped=list(known)))) == 5
 
 
 @pytest.mark.parametrize(

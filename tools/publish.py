@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from scipy.stats import binomtest
 
 from bench.api.experiments import RESULTS as PAPERS
-from bench.boards.collect import Collected, capped_trials, collect
+from bench.boards.collect import Collected, collect
 from bench.boards.explain import tried
 from bench.boards.matrix import LEGEND, mark_of
 from bench.boards.quality import quality
@@ -270,11 +270,9 @@ def _search(study: StudyRecord, options: Mapping[str, Any], runs: Collected) -> 
         if name not in searched and value is not None and value is not False
     }
     hours = f"{sum(run.wall_s for run in runs.trial_runs(study)) / 3600:.2g}"
-    excluded = capped_trials(study, runs.by_id)
-    notes = [f"chosen at the edge: {listed(study.edges)}"] * bool(study.edges)
-    notes += [f"{counted(excluded, 'setting')} excluded by the cap"] * bool(excluded)
+    edges = f"chosen at the edge: {listed(study.edges)}" if study.edges else ""
     ends = "; ".join(f"{name} {ends}" for name, ends in searched.items())
-    return study.opt, ends, options_text(chosen) or "none", options_text(fixed), hours, "; ".join(notes)
+    return study.opt, ends, options_text(chosen) or "none", options_text(fixed), hours, edges
 
 
 def published() -> Collected:

@@ -144,7 +144,7 @@ class Sweep(Answer):
     def best(self) -> dict[str, dict[str, Any] | None]:
         """The best settings of each curve by its name, chosen on the same seeds, so optimistic.
 
-        None if a curve has no best: at every value, half of the seeds or more diverged, or a cap set the step size.
+        None if a curve has no best: at every value, half of the seeds or more diverged.
         """
         points = {c.name: (c.x, c.points[c.best]) if c.best is not None else None for c in self.sensitivity.curves}
         return {name: point and {point[0]: point[1].x, **point[1].others} for name, point in points.items()}

@@ -9,7 +9,7 @@ from itertools import groupby, product
 from typing import Any
 
 from bench.boards import rows
-from bench.boards.rows import Entry, Problem, by_problem, capped_trials
+from bench.boards.rows import Entry, Problem, by_problem
 from bench.config.run_config import settings_of
 from bench.errors import UserError, check_known
 from bench.results.group import Group, Seed
@@ -136,7 +136,6 @@ def collect(
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
         submissions = {stores.community.get(run.run_id, "") for run in entry.runs.values()}
         entry.community = ", ".join(sorted(submissions - {""}))
-        entry.excluded = capped_trials(entry.study, by_id) if entry.study else 0
     used = {run.run_id for entry in entries for run in entry.runs.values()}
     tuned = {(bare(study.task), bare(study.opt)) for study in stores.studies}
     left = [run for run in runs if (bare(run.config["task"]), bare(run.config["opt"])) not in tuned]
@@ -197,10 +196,8 @@ def _comparable(value: Any) -> Any:
 
 def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
     """The reason why a study has no row; None if it has one."""
-    n = len(study.trials)
     if study.winner is None:
-        is_capped = n and capped_trials(study, by_id) == n
-        return f"its cap excluded all {n} tried settings" if is_capped else f"no trial of {n} has a score"
+        return f"no trial of {len(study.trials)} has a score"
     if study.winner not in by_id:
         return "the runs of its trials are not in these stores, so its winner is unknown"
     has_row = any(study in entry.studies and entry.runs for entry in entries)

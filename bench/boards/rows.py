@@ -14,8 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.results.group import Group, Seed, seed_of
-from bench.results.selection import Mode, is_capped
-from bench.store.record import RunResult
+from bench.store.record import CAP_BINDS, Mode, RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
 from optimizers.groups import REST
@@ -63,7 +62,6 @@ class Entry(Group):
     source: str  # digest of a source that may change under one name and version
     studies: list[StudyRecord]  # those that it won, the largest first
     shipped: int = 0  # number of reference results
-    excluded: int = 0  # number of tried settings that a cap excluded
     community: str = ""  # names of submissions (`docs/submit.md`) that have its runs
     conformance: str | None = None  # verdict of `bench check`: `pass`, or the names of failed checks
 
@@ -81,10 +79,7 @@ class Entry(Group):
         chosen_on = {study.select_split} if study else {run.tuned_on for run in runs}
         if "train" in chosen_on and any(run.split not in ("", "train") for run in runs):
             return "tuned on training data and compared on held-out data"
-        if study is not None and self.excluded and len(study.trials) - self.excluded < 2:
-            return "its cap excluded all tried settings but one"
-        is_sgd = self.kind == "tuned" and is_capped(runs)
-        return "its cap sets the step, as in SGD with a fixed step" if is_sgd else None
+        return None
 
     @property
     def flags(self) -> list[str]:
@@ -93,19 +88,20 @@ class Entry(Group):
         free = LIBRARIES if self.shipped else ()
         several = [what for what, versions in self.versions.items() if len(versions) > 1 and what not in free]
         torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in runs}))
+        shares = [run.cap_share for run in runs if run.cap_share is not None]
+        capped = sum(shares) / len(shares) if shares else 0.0
         part, origin = f"{self.shipped} of {len(runs)} ", "submitted" if self.community else "shipped"
         every = {
             f"{part * (self.shipped < len(runs))}{origin} (torch {torch}, {' and '.join(self.machines)})": self.shipped,
             "provisional": len(runs) < FEW_SEEDS,
             f"best at the edge: {', '.join(study.edges) if study else ''}": study and study.edges,
-            f"cap excluded {self.excluded} settings": self.excluded,
             "tuning not finished": study and study.missing,
             f"mixed versions of {' and '.join(several)}": several,
             "not the whole task": any(run.part for run in runs),
             "no schedule": any(run.unscheduled for run in runs),
             "own average": any("averages" in run.traits for run in runs),
             "stopped by time": any(run.status == "timeout" for run in runs),
-            "cap sets the step": is_capped(runs),
+            f"mostly SGD at the cap ({capped:.0%} of steps)": capped > CAP_BINDS,
             "saturated by one step": any(run.saturated_at is not None for run in runs),
         }
         return [flag for flag, holds in every.items() if holds]
@@ -216,11 +212,6 @@ def differing(entry: Entry, entries: Sequence[Entry]) -> str:
         if len({_key(other.options.get(name)) for other in compared}) > 1:
             words.append(f"{name} {word_of(entry.options.get(name))}")
     return ", ".join(words + [entry.source] * (len({other.source for other in others}) > 1))
-
-
-def capped_trials(study: StudyRecord, by_id: Mapping[str, RunResult]) -> int:
-    """The number of trials that are excluded because a cap set nearly all of their steps."""
-    return sum(is_capped(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in study.trials)
 
 
 def by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:

@@ -14,7 +14,7 @@ from bench.results import stats
 from bench.results.group import Measure
 from bench.results.resolution import missed
 from bench.results.retuning import Ends, tuning_variance
-from bench.results.selection import above_infimum, best_index, equal_below, is_capped, seed_median, selection_value
+from bench.results.selection import above_infimum, best_index, equal_below, seed_median, selection_value
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, WITHIN_TUNING, Comparison, advice
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
@@ -199,7 +199,6 @@ def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple
     if winner is None:
         return None
     above = above_infimum([run for row in runs for run in row.values()])
-    scored = [{} if is_capped(row.values()) else row for row in runs]  # none of a setting that cannot be chosen
-    scores = [[selection_value(row[seed], above) if row else None for seed in seeds] for row in scored]
+    scores = [[selection_value(row[seed], above) if row else None for seed in seeds] for row in runs]
     finals = [[measure.scaled(measure.of(row[seed])) if row else None for seed in seeds] for row in runs]
     return scores, finals, winner

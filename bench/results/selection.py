@@ -1,7 +1,7 @@
 """Selection of the best of several settings, from the runs of each.
 
 A seed that diverged counts as worse than all others. A setting at which half of the seeds or more diverged is never the
-best; nor is one whose step cap is active on nearly all steps: its runs are SGD with a fixed step.
+best.
 """
 
 import math
@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bench.store.record import CAP_BINDS, Mode, RunResult
+from bench.store.record import Mode, RunResult
 from bench.text import CONVERGED
 
 End = float | None
@@ -49,15 +49,9 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
     return median if math.isfinite(median) else None  # the mean of two values may overflow
 
 
-def is_capped(runs: Iterable[RunResult]) -> bool:
-    """Whether a step cap was active on nearly all steps, on average over the runs of a setting that record it."""
-    shares = [run.cap_share for run in runs if run.cap_share is not None]
-    return bool(shares) and sum(shares) / len(shares) > CAP_BINDS
-
-
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
     """The score of a setting with these ended runs: the median of `selection_value`; None if it cannot be the best."""
-    return None if is_capped(runs) else seed_median([selection_value(run, above) for run in runs], mode)
+    return seed_median([selection_value(run, above) for run in runs], mode)
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:

@@ -36,8 +36,7 @@ class Point:
     diverged: int
     median: End  # of the final metric, as are the quartiles
     quartiles: tuple[End, End]
-    score: End  # chooses the best; None if `capped` or half diverged
-    capped: bool
+    score: End  # chooses the best; None if half diverged
     others: Mapping[str, Any]
 
 
@@ -126,8 +125,8 @@ def _point(x: Any, others: Mapping[str, Any], runs: Sequence[RunResult], above: 
         return better if better is None or worse is None else (better + worse) / 2
 
     ends = (quantile(0.25), quantile(0.75)) if mode == "min" else (quantile(0.75), quantile(0.25))
-    score, capped = selection.score_of(runs, above, mode), selection.is_capped(runs)
-    return Point(x, n, finals.count(None), quantile(0.5), ends, score, capped, others)
+    score = selection.score_of(runs, above, mode)
+    return Point(x, n, finals.count(None), quantile(0.5), ends, score, others)
 
 
 def lines(sweep: Sensitivity) -> list[str]:
@@ -152,12 +151,11 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
         ends = {"low": point.quartiles[0], "high": point.quartiles[1]} if several else {}
         scores = {} if point.score == point.median else {"score": point.score}  # an empty column is not shown
         values = {k: "diverged" if v is None else v for k, v in {"median": point.median, **ends}.items()}
-        mark = "*" if i == curve.best else "cap" if point.capped else ""
-        lost = f"{point.diverged}/{point.seeds}"
-        rows.append({curve.x: point.x, **point.others, **scores, **values, "best": mark, "diverged": lost})
+        marks = {"best": "*" * (i == curve.best), "diverged": f"{point.diverged}/{point.seeds}"}
+        rows.append({curve.x: point.x, **point.others, **scores, **values, **marks})
     columns = [Column("best"), *(Column(key, head, side="right", names=key == curve.x) for key, head in heads.items())]
     if curve.best is None:
-        return Table(curve.name, columns, rows, ["no best: all are equally good, diverged or set by a step cap"])
+        return Table(curve.name, columns, rows, ["no best: all are equally good or diverged"])
     best, is_at_edge = curve.points[curve.best], curve.best in (0, len(curve.points) - 1) and len(curve.points) > 1
     notes = ["the best value is at the edge of the grid: widen it"] * (is_at_edge and sweep.numeric and curve.joined)
     where = ", ".join(f"{name} {cell(value)}" for name, value in {curve.x: best.x, **best.others}.items())
@@ -188,7 +186,6 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
     notes = [f"lines: median over {spanned([p.seeds for p in points])} seeds (diverged: worst); bands: middle half"]
     notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
-    notes += ["settings whose cap set nearly all steps are never the best"] * any(p.capped for p in points)
     notes += [f"values below {lowest:.3g} are drawn at that value"] * (min(ends, default=low) < lowest)
     logs = "x" * log_x + "y" * log
     panel = Panel("", sweep.x, f"{sweep.metric} at the last step", logs, lines, notes, (low, high), True, ticks)

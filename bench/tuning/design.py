@@ -8,7 +8,7 @@ import heapq
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -61,15 +61,11 @@ def point_key(point: Point) -> Key:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of the points tried so far, None for one that cannot be the best; those below `least` are equal.
-
-    `capped` are the points whose step a cap set: if no point has a score and one is capped, a grid does not grow.
-    """
+    """The scores of the points tried so far, None for one that cannot be the best; those below `least` are equal."""
 
     by_key: Mapping[Key, End] = field(default_factory=dict)
     mode: Mode = "min"
     least: float = -math.inf
-    capped: Collection[Key] = ()
 
 
 class Design:
@@ -152,9 +148,8 @@ class Design:
                 return wanted
             best = self.best([candidate.point for candidate in wanted], scores)
             best_place, grow = next((place for place in kinds if best in by_place[place]), None), []
-            capped = best is None and any(w.kind == "design" and w.key in scores.capped for w in wanted)
             topped_up = "top-up" in kinds.values()  # then it is not refined, or budgets would never become equal
-            if not (rounds or capped):
+            if not rounds:
                 grow = _beyond(kinds, best_place, steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")

@@ -17,7 +17,7 @@ from bench.execute.cluster import Crew
 from bench.execute.execute import execute
 from bench.progress import SweepProgress
 from bench.results.group import Measure, final
-from bench.results.selection import End, above_infimum, equal_below, is_capped, score_of
+from bench.results.selection import End, above_infimum, equal_below, score_of
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial
 from bench.store.stores import Contents
@@ -79,12 +79,11 @@ class Study:
     def scores(self, trials: Collection[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.
 
-        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or a run failed.
+        A score is None if half of the seeds diverged or a run failed.
         """
         above = above_infimum([run for trial in trials for run in trial.runs])
         known = {trial.key: score_of(trial.runs, above, self.spec.mode) for trial in trials}
-        capped = {trial.key for trial in trials if is_capped(trial.runs)}
-        return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
+        return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric))
 
 
 class StudyResult:

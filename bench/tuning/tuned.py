@@ -11,7 +11,7 @@ from bench.errors import UserError, first_line
 from bench.output import writing
 from bench.results.group import Group
 from bench.results.render import shown
-from bench.results.selection import GAP, above_infimum, is_capped, score_text
+from bench.results.selection import GAP, above_infimum, score_text
 from bench.results.table import Table
 from bench.store.files import Damaged, disk_errors, replacing
 from bench.store.record import RunResult
@@ -27,14 +27,11 @@ from optimizers.plugins import slug
 def trial_lines(study: StudyRecord, runs: Sequence[RunResult]) -> list[str]:
     """The trials of a study with these runs as a table; * marks the winner."""
     metric = f"{study.select_split or 'selection'} {study.metric}{GAP * above_infimum(runs)}"
+    states = ["diverged" if t["runs"] and t["score"] is None else t["state"] for t in study.trials]
     rows = [
-        ["*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], t["state"], t["score"]]
-        for t in study.trials
+        ("*" * (study.winner in t["runs"]), options_text(t["point"]), t["kind"], state, t["score"])
+        for t, state in zip(study.trials, states, strict=True)
     ]
-    for row, trial in zip(rows, study.trials, strict=True):
-        of_trial = [run for run in runs if run.run_id in trial["runs"]]
-        if trial["score"] is None and of_trial:
-            row[3] = "capped" if is_capped(of_trial) else "diverged"
     ties = above_infimum(runs) and sum(t["score"] is not None and t["score"] <= CONVERGED for t in study.trials) > 1
     tie = f"gaps below {CONVERGED:g} tie, and the smallest step size wins (our rule)"
     first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
