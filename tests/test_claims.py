@@ -231,6 +231,16 @@ def test_lower_is_paired():
     assert lower(flat("a", 0.1), flat("b", 0.2)).verdict == "undecided"
 
 
+def test_arms_at_the_floor_decide_nothing():
+    low, high = flat("a", 0.9, 0.91, 0.92), flat("b", 1.09, 1.1, 1.11)
+    at_floor = lower(flat("a", 1.079, 1.089, 1.1), high, floor=1.0986)
+    assert at_floor.verdict == "undecided"
+    assert at_floor.text.endswith("not below 1.0986, so neither learned anything")
+    assert lower(flat("a", 1.079, 1.089, 1.1), high).verdict == "holds"
+    assert lower(low, high, floor=1.0986).verdict == "holds"
+    assert lower(low, high, floor=1.0986, better=["b"], worse="a").verdict == "fails"
+
+
 def test_lower_at_the_end_of_runs_of_unequal_length():
     short = arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1)))
     long = arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1)))

@@ -131,7 +131,9 @@ def test_a_cap_excludes_no_setting(tmp_path: Path) -> None:
     for config in missing(study):
         put(tmp_path, ended(config, cap_share=0.99 if config.opt_options["lr"] == 0.1 else 0.5))
     finish(study)
-    assert (best := StudyResult(study).best) and best.point["opt.lr"] == 0.1
+    best = StudyResult(study).best
+    assert best is not None
+    assert best.point["opt.lr"] == 0.1
 
 
 def test_a_failed_run_costs_its_point_the_score(tmp_path: Path) -> None:

@@ -141,12 +141,13 @@ def slope(
     return within(gradient, low, high, unit, text, limit=limit, faster=faster)
 
 
-def lower(results: Arms, arm: Arm, other: Arm, *, measure: str, last: float | None = 0.1) -> Part:
+def lower(results: Arms, arm: Arm, other: Arm, *, measure: str, last: float | None = 0.1, floor: Level = None) -> Part:
     """A measure is lower than in the other arm, seed by seed.
 
     `last` is the fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]; None: the
     last value of each run. Fails if a run of this arm diverged. Pairs with a diverged run in the other arm, or a run
-    that was cut off before the steps that count, are undecided.
+    that was cut off before the steps that count, are undecided. So are two arms that learned nothing: the interval of
+    neither is below `floor`, the loss of a model that predicts the frequencies of the classes.
     """
     unit, steps, start, end = f"difference of {measure}", "at the end of each run", None, None
     i, j = paired(arm, other)
@@ -159,6 +160,10 @@ def lower(results: Arms, arm: Arm, other: Arm, *, measure: str, last: float | No
         return without_numbers("fails", unit, diverged)
     if diverged := how_ended(other, "diverged"):
         return without_numbers("undecided", unit, f"{diverged}, so {arm.label} has no {measure} to compare with")
+    intervals = [mean_interval(ends.tolist()) for ends in (values, others)]
+    if floor is not None and all(mean is not None and mean.n > 1 and mean.high >= floor for mean in intervals):
+        text = f"{measure} of {arm.label} and {other.label} {steps} is {' and '.join(map(in_words, intervals))}"
+        return without_numbers("undecided", unit, f"{text}, not below {floor:g}, so neither learned anything")
     x = mean_interval((values[i] - others[j]).tolist())
     means = "" if x is None else f"; means {number(values[i].mean())} and {number(others[j].mean())}"
     text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}{means}"
