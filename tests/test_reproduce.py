@@ -332,6 +332,7 @@ CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"seeds": 3.5}, "seeds 3.5: write how many (seeds 5), or which"),
         ({"seeds": []}, "seeds : write how many (seeds 5), or which"),
         ({"seeds": 999999999}, "seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         ({"colour": "red"}, "tiny.yaml: colour: extra inputs are not permitted"),

@@ -45,14 +45,15 @@ def read_seeds(given: Seeds, option: str = "--seeds") -> list[int]:
 
     UserError, with the option, if it is none of these, or has too many or large seeds.
     """
-    text, ranges = str(given) if isinstance(given, int | str) else ",".join(map(str, given)), list[range]()
+    text = ",".join(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else str(given)
+    ranges = list[range]()
     with suppress(ValueError):
         ends = [part.partition(":") for part in parts(text)]
         ranges = [range(int(low), int(high) if colon else int(low) + 1) for low, colon, high in ends]
     if ranges and counts_seeds(given):
         ranges = [range(ranges[0].start)]
     refuse_too_many(f"{option} {text}", sum(max(0, seeds.stop - seeds.start) for seeds in ranges))
-    seeds = list(dict.fromkeys(seed for several in ranges for seed in several))
+    seeds = list(dict.fromkeys(seed for span in ranges for seed in span))
     if not seeds or min(seeds) < 0 or max(seeds) > MOST_SEED or not all(ranges):
         how = f"write how many ({option} 5), or which ({option} 3,5,8, or {option} 10:15)"
         raise UserError(f"{option} {text}: {how}; a seed is {SEED_RANGE}")
