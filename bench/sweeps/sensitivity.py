@@ -184,7 +184,8 @@ def sweep_figure(sweep: Sensitivity) -> Figure:
         joined = sweep.numeric and curve.joined
         for k in [slice(None)] if joined else [slice(k, k + 1) for k in range(len(x))]:
             lines.append(Line(curve.name, x[k], *(column[k] for column in columns)))
-    notes = [f"lines: median over {spanned([p.seeds for p in points])} seeds (diverged: worst); bands: middle half"]
+    seeds = spanned([p.seeds for p in points])
+    notes = [f"lines: median over {seeds} seed{'s' * (seeds != '1')} (diverged: worst); bands: middle half"]
     notes += ["points without a line differ in further settings"] * any(not curve.joined for curve in sweep.curves)
     notes += [f"values below {lowest:.3g} are drawn at that value"] * (min(ends, default=low) < lowest)
     logs = "x" * log_x + "y" * log
