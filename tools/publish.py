@@ -44,7 +44,7 @@ from bench.tuning.spec import StudySpec
 from optimizers.plugins import slug
 from tools import thinning
 
-KINDS = {"theory": ("theory",), "vision": ("vision", "schedule-free"), "text": ("lm", "sst2")}
+KINDS = {"theory": ("theory",), "vision": ("vision",), "text": ("lm", "sst2")}
 """The parts of the reference suite with tasks of each kind."""
 DRAWN = ("cifar10", "lm", "mha_dm1", "synthetic_joint")
 """The tasks in the figure of README.md."""
